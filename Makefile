@@ -1,0 +1,60 @@
+# Everything a developer runs. Each target does its own set-up.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+KILLS ?= 20
+SOAK_KILLS ?= 200
+SOAK_SECONDS ?= 60
+
+.PHONY: help setup java demo test bench soak check format docs clean
+
+help: ## show this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Lakebook needs Python 3.11 or newer; set PYTHON=/path/to/python3.11 and try again."; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing Lakebook and its dependencies into $(VENV) (once; PySpark is large)"
+	@PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[spark,dev]'
+	@touch $(STAMP)
+
+setup: $(STAMP) ## make the environment in .venv, with the command at .venv/bin/lakebook
+
+java:
+	@command -v java >/dev/null 2>&1 && java -version 2>&1 | \
+		awk -F'"' '/version/ { split($$2, v, "."); exit !(v[1] + 0 >= 17) }' \
+		|| { echo "Lakebook's pipelines run on Spark, which needs Java 17 or newer, and none was found."; \
+		     echo "Install one, for example:  apt-get install openjdk-17-jre-headless   or   brew install openjdk@17"; \
+		     echo "and put it on the PATH."; exit 1; }
+
+demo: setup java ## the life of a topic, from creation to a consumer that resumes
+	@$(BIN)/python demo/topic_life.py
+
+test: setup java ## the whole test suite, with few kills
+	@LAKEBOOK_TEST_KILLS=$(KILLS) $(BIN)/python -m pytest -n 2 --dist loadfile
+
+soak: setup java ## the fault tests at length; the last result is recorded in docs/soak.md
+	@LAKEBOOK_TEST_KILLS=$(SOAK_KILLS) LAKEBOOK_TEST_SOAK_SECONDS=$(SOAK_SECONDS) \
+		$(BIN)/python -m pytest tests/faults --record-soak docs/soak.md
+
+bench: setup ## measure against the bare driver; writes bench/results.json
+	@$(BIN)/python -m bench
+
+check: setup ## ruff, mypy --strict, the layering test
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest -q tests/unit/test_layering.py
+
+format: setup ## put the code into shape
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+docs: setup ## write docs/reference anew from docstrings, schema and command line
+	@$(BIN)/python docs/build_reference.py
+
+clean: ## remove what was built
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build

@@ -1,0 +1,162 @@
+"""A book: registry, warehouse and settings, opened together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lakebook.clock import Clock, SystemClock
+from lakebook.config import Settings, load_settings
+from lakebook.errors import BookNotFound, InvalidSetting, WarehouseNotWritable
+from lakebook.metrics import Metrics
+from lakebook.registry.databases import Database, SQLite, database_for
+from lakebook.registry.epoch import BookIdentity, begin_epoch, create_identity, read_identity
+from lakebook.registry.events import EventLog
+from lakebook.registry.gauges import read_gauges
+from lakebook.registry.migrate import Migration, check_revision, migrate, revision_of
+from lakebook.registry.registry import Registry
+from lakebook.registry.stream_checks import Verification, verify_streams
+from lakebook.storage.warehouse import Warehouse
+from lakebook.streams.metadata_store import MetadataStore
+
+
+class Book:
+    """An open book. Close it, or use it in a `with` block."""
+
+    def __init__(self, registry: Registry, warehouse: Warehouse, identity: BookIdentity) -> None:
+        self._registry = registry
+        self.warehouse = warehouse
+        self.identity = identity
+        self.settings: Settings = registry.settings
+        self.metrics: Metrics = registry.metrics
+        #: Topics, partitions, segments and consumer offsets.
+        self.metadata = MetadataStore(registry, warehouse.recorded)
+        #: The captured changes.
+        self.events = EventLog(registry)
+
+    def __enter__(self) -> Book:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Book({self._registry.database.shown!r})"
+
+    def close(self) -> None:
+        """Close every connection."""
+        self.metadata.close()
+        self._registry.close()
+
+    def verify(self, progress: Callable[[str], None] = lambda step: None) -> Verification:
+        """Check the invariants on one consistent state of the registry."""
+        return self._registry.in_snapshot(lambda reader: verify_streams(reader, progress))
+
+    def measure(self) -> Metrics:
+        """Bring the gauges up to date with the registry, and return the metrics."""
+        now = self._registry.clock.now_ms()
+        self.metrics.set_gauges(self._registry.in_snapshot(lambda reader: read_gauges(reader, now)))
+        return self.metrics
+
+    def begin_epoch(self) -> str:
+        """Begin a new life of the book, after it was restored, rebuilt or copied.
+
+        Whoever has the book open from before is refused from then on, and every subscriber
+        of the events starts anew.
+        """
+        epoch = begin_epoch(self._registry)
+        identity = read_identity(self._registry)
+        assert identity is not None
+        self.identity = identity
+        return epoch
+
+
+def open_book(
+    target: str | os.PathLike[str] | None = None, *, clock: Clock | None = None, create: bool = True, **settings: Any
+) -> Book:
+    """Open the book at `target`, or create it.
+
+    `target` is a folder (SQLite and a warehouse in it), `":memory:"` (gone when it is closed),
+    or a registry URL (`postgresql://…`, `sqlite:///path`) together with `warehouse=`. With
+    `create=False` a book that does not exist is an error.
+    """
+    resolved = load_settings(target, settings)
+    clock = clock or SystemClock()
+    database = database_for(resolved)
+    warehouse = warehouse_of(resolved, database)
+    prepare_place(database, create=create)
+    revision = revision_of(database)
+    if revision is not None:
+        check_revision(database, revision)
+    registry = Registry(database, resolved, clock, Metrics(clock))
+    try:
+        if revision is None and isinstance(database, SQLite) and database.in_memory:
+            migrate(database)
+        identity = read_identity(registry) if revision is not None else None
+        if identity is None:
+            identity = _create(registry, warehouse, create=create)
+        if identity.warehouse != warehouse.recorded:
+            raise InvalidSetting(
+                f"this book's warehouse is {identity.warehouse}, not {warehouse.recorded}",
+                on=database.shown,
+                remedy="Open it with the warehouse it was created with",
+            )
+        registry.epoch = identity.epoch
+        return Book(registry, warehouse, identity)
+    except BaseException:
+        registry.close()
+        raise
+
+
+def migrate_book(
+    target: str | os.PathLike[str] | None = None,
+    *,
+    progress: Callable[[str], None] = lambda revision: None,
+    **settings: Any,
+) -> Migration:
+    """Bring the registry of a book up to date with this version of Lakebook."""
+    resolved = load_settings(target, settings)
+    database = database_for(resolved)
+    prepare_place(database, create=False)
+    with database.migration_lock():
+        if revision_of(database) is None:
+            raise _no_book(database)
+        return migrate(database, progress)
+
+
+def warehouse_of(settings: Settings, database: Database) -> Warehouse:
+    """The warehouse that the settings name."""
+    beside = database.path.parent if isinstance(database, SQLite) and database.path is not None else None
+    return Warehouse(settings.warehouse, beside)
+
+
+def prepare_place(database: Database, *, create: bool) -> None:
+    """Make the folder of a registry file, or say that there is no book."""
+    path: Path | None = database.path if isinstance(database, SQLite) else None
+    if path is None or path.is_file():
+        return
+    if not create:
+        raise _no_book(database)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise WarehouseNotWritable(
+            f"the folder cannot be made ({error.strerror})", on=str(path.parent), remedy="Choose another folder"
+        ) from None
+
+
+def _create(registry: Registry, warehouse: Warehouse, *, create: bool) -> BookIdentity:
+    """Create what is missing of a book, while no other process does."""
+    database = registry.database
+    if not create:
+        raise _no_book(database)
+    warehouse.check_writable()
+    with database.migration_lock():
+        migrate(database)
+        return create_identity(registry, warehouse.recorded)
+
+
+def _no_book(database: Database) -> BookNotFound:
+    return BookNotFound("there is no book here", on=database.shown, remedy="Create one with `lakebook init`")

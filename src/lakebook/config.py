@@ -1,0 +1,196 @@
+"""Settings of a book: defaults, `lakebook.toml`, `LAKEBOOK_*` and keywords, in that order."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from lakebook.errors import InvalidSetting
+from lakebook.names import shown
+
+CONFIG_FILE = "lakebook.toml"
+MEMORY = ":memory:"
+SQLITE_SCHEME = "sqlite:///"
+
+
+def _setting(default: Any, doc: str, *, least: float | None = None) -> Any:
+    return field(default=default, metadata={"doc": doc, "least": least})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Everything about a book that can be set.
+
+    Each one can be given to `lakebook.open` as a keyword, as `LAKEBOOK_<NAME>` in the
+    environment, or as a key in `lakebook.toml`; the first of these that names it wins.
+    """
+
+    registry: str = _setting("", "Where the registry is: `sqlite:///path` or `postgresql://…`.")
+    warehouse: str = _setting("", "Root of the warehouse: a folder, `file://…` or `s3://bucket/prefix`.")
+    cache_staleness: float = _setting(
+        0.0,
+        "Seconds for which the read cache may answer without asking the registry whether something"
+        " changed. 0: every answer is as new as the registry.",
+        least=0,
+    )
+    cache_segments: int = _setting(100_000, "Segments the read cache keeps at most; 0 turns it off.", least=0)
+    temporary_file_grace: float = _setting(
+        3600.0, "Seconds a removed segment's file stays in `temporary_files` before it may be deleted.", least=0
+    )
+    append_turn: float = _setting(30.0, "Seconds a partition's append turn lasts without an append.", least=0.001)
+    lock_timeout: float = _setting(10.0, "Seconds one statement waits for a lock.", least=0.001)
+    retry_attempts: int = _setting(10, "How often a write transaction is tried.", least=1)
+    retry_seconds: float = _setting(60.0, "Seconds after which a write transaction is tried no more.", least=0)
+    connections: int = _setting(8, "Registry connections kept open while idle.", least=1)
+    max_partitions: int = _setting(10_000, "Partitions a topic may have.", least=1)
+
+    def __repr__(self) -> str:
+        shown_fields = ", ".join(f"{f.name}={getattr(self.redacted(), f.name)!r}" for f in fields(self))
+        return f"Settings({shown_fields})"
+
+    def redacted(self) -> Settings:
+        """The same settings without a secret in them, fit to be printed."""
+        return replace(self, registry=redact(self.registry), warehouse=redact(self.warehouse))
+
+
+def redact(url: str) -> str:
+    """A URL without its password and without the query, where secrets may stand too."""
+    if "://" not in url:
+        # libpq also takes "host=… password=…"; nobody needs more of it in a message.
+        return re.sub(r"(password\s*=\s*)('(?:[^'\\]|\\.)*'|\S+)", r"\1***", url)
+    head, _, _ = url.partition("?")
+    scheme, _, rest = head.partition("://")
+    authority, slash, path = rest.partition("/")
+    user, at, host = authority.rpartition("@")
+    if at and ":" in user:
+        user = user.partition(":")[0] + ":***"
+    return f"{scheme}://{user}{at}{host}{slash}{path}"
+
+
+def load_settings(
+    target: str | os.PathLike[str] | None,
+    given: Mapping[str, Any],
+    environment: Mapping[str, str] | None = None,
+) -> Settings:
+    """Put the settings of the book at `target` together from all places they may stand."""
+    environment = os.environ if environment is None else environment
+    place = os.fspath(target) if target is not None else None
+    file = _config_file(place, environment)
+    values: dict[str, Any] = {}
+    if file is not None:
+        values |= _from_file(file)
+    values |= _from_environment(environment)
+    values |= {name: _convert(name, value, "keyword") for name, value in given.items() if value is not None}
+    values |= _places(place, values)
+    return Settings(**values)
+
+
+def is_registry_url(target: str) -> bool:
+    """Whether a target names a database rather than a folder."""
+    return target.startswith(("postgresql://", "postgres://", "sqlite://"))
+
+
+def _config_file(place: str | None, environment: Mapping[str, str]) -> Path | None:
+    named = environment.get("LAKEBOOK_CONFIG")
+    if named:
+        if not Path(named).is_file():
+            raise InvalidSetting(f"there is no file {shown(named)}", on="LAKEBOOK_CONFIG", remedy="Name a TOML file")
+        return Path(named)
+    if place is not None and place != MEMORY and not is_registry_url(place):
+        folder_file = Path(place) / CONFIG_FILE
+        return folder_file if folder_file.is_file() else None
+    here = Path(CONFIG_FILE)
+    return here if here.is_file() else None
+
+
+def _from_file(file: Path) -> dict[str, Any]:
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidSetting(f"it is not TOML ({error})", on=str(file), remedy="Correct the file") from None
+    except OSError as error:
+        raise InvalidSetting(f"it cannot be read ({error.strerror})", on=str(file)) from None
+    values = {name: _convert(name, value, str(file)) for name, value in content.items()}
+    warehouse = values.get("warehouse")
+    if warehouse and "://" not in warehouse:
+        values["warehouse"] = str(file.parent / warehouse)
+    return values
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    # LAKEBOOK_BOOK names the book itself, LAKEBOOK_CONFIG the file, the rest are switches of tests.
+    reserved = {"LAKEBOOK_BOOK", "LAKEBOOK_CONFIG", "LAKEBOOK_FAILPOINTS"}
+    return {
+        name.removeprefix("LAKEBOOK_").lower(): _convert(name.removeprefix("LAKEBOOK_").lower(), value, name)
+        for name, value in environment.items()
+        if name.startswith("LAKEBOOK_") and name not in reserved and not name.startswith("LAKEBOOK_TEST_")
+    }
+
+
+def _convert(name: str, value: Any, where: str) -> Any:
+    known = {f.name: f for f in fields(Settings)}
+    if name not in known:
+        raise InvalidSetting(
+            f"there is no setting {shown(name)}", on=where, remedy=f"The settings are {', '.join(sorted(known))}"
+        )
+    kind = {"str": str, "int": int, "float": float}[str(known[name].type)]
+    try:
+        if isinstance(value, bool) or (kind is str and not isinstance(value, str | os.PathLike)):
+            raise ValueError
+        converted = os.fspath(value) if kind is str else kind(value)
+    except (TypeError, ValueError):
+        shown_value = "its value" if name in ("registry", "warehouse") else shown(value)
+        raise InvalidSetting(f"{shown_value} is not a {kind.__name__}", on=f"{where}: {name}") from None
+    least = known[name].metadata["least"]
+    # Written so that NaN is refused too.
+    if least is not None and not least <= converted < float("inf"):
+        raise InvalidSetting(f"{shown(value)} is not in its range", on=f"{where}: {name}", remedy=f"At least {least}")
+    return converted
+
+
+def _places(place: str | None, values: Mapping[str, Any]) -> dict[str, str]:
+    """Decide where registry and warehouse are."""
+    if place is None:
+        place = values.get("registry") or None
+        if place is None:
+            raise InvalidSetting(
+                "no book was given",
+                on="lakebook.open",
+                remedy="Give a folder, ':memory:' or a registry URL, or set LAKEBOOK_REGISTRY",
+            )
+    if place == MEMORY:
+        return {"registry": MEMORY, "warehouse": "memory://"}
+    if place.startswith(("postgresql://", "postgres://")):
+        if not values.get("warehouse"):
+            raise InvalidSetting(
+                "a registry on PostgreSQL needs a warehouse",
+                on=redact(place),
+                remedy="Give warehouse='/a/folder' or 's3://bucket/prefix', or set LAKEBOOK_WAREHOUSE",
+            )
+        return {"registry": place, "warehouse": values["warehouse"]}
+    if place.startswith("sqlite://"):
+        path = place.removeprefix(SQLITE_SCHEME)
+        if path == MEMORY or path in ("", place):
+            raise InvalidSetting("it names no file", on=redact(place), remedy="Write sqlite:///path/to/registry.db")
+        return {
+            "registry": place,
+            "warehouse": values.get("warehouse") or str(Path(path).parent / "warehouse"),
+        }
+    if urlsplit(place).scheme and "://" in place:
+        raise InvalidSetting(
+            "this is not a place for a registry",
+            on=redact(place),
+            remedy="Use a folder, ':memory:', sqlite:///path or postgresql://…",
+        )
+    if "\0" in place or not place:
+        raise InvalidSetting(f"{shown(place)} is not a folder", on="lakebook.open")
+    return {
+        "registry": values.get("registry") or f"{SQLITE_SCHEME}{place}/registry.db",
+        "warehouse": values.get("warehouse") or str(Path(place) / "warehouse"),
+    }

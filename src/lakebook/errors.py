@@ -1,0 +1,303 @@
+"""Every error Lakebook raises, in one tree.
+
+    LakebookError
+    ├── TransientError            trying again may help
+    │   ├── RegistryBusy
+    │   ├── RegistryUnavailable
+    │   └── AppendTurnHeld
+    └── TerminalError             trying the same again cannot help
+        ├── InvalidInput
+        │   ├── InvalidName
+        │   ├── InvalidSetting
+        │   ├── InvalidPartitionCount
+        │   ├── InvalidConfig
+        │   ├── InvalidSegment
+        │   ├── InvalidPage
+        │   ├── InvalidCursor
+        │   ├── PathOutsideWarehouse
+        │   └── InvalidOffset
+        │       ├── OffsetOverflow
+        │       ├── NegativeOffset
+        │       ├── OffsetBeyondWatermark
+        │       ├── OffsetBelowLogStart
+        │       ├── OffsetRegression
+        │       ├── SegmentOverlap
+        │       ├── SegmentGap
+        │       └── WatermarkMismatch
+        ├── NotFound
+        │   ├── BookNotFound
+        │   ├── TopicNotFound
+        │   ├── PartitionNotFound
+        │   ├── GroupNotFound
+        │   └── CommitNotFound
+        ├── Conflict
+        │   ├── TopicAlreadyExists
+        │   ├── SegmentAlreadyExists
+        │   ├── PathInUse
+        │   ├── AppendTurnLost
+        │   ├── ProducerFenced
+        │   ├── SequenceConflict
+        │   ├── GenerationFenced
+        │   ├── CommitAborted
+        │   └── EpochChanged
+        ├── CommitOutcomeUnknown
+        ├── CursorExpired
+        ├── SchemaOutdated
+        ├── SchemaTooNew
+        ├── UnsafeSqlite
+        ├── WarehouseNotWritable
+        ├── RegistryCorrupt
+        └── BookClosed
+
+An error says what failed, on what object, and what to do next. Whether it may be
+retried is its type, never a guess from its text.
+"""
+
+from __future__ import annotations
+
+import re
+
+
+class LakebookError(Exception):
+    """Something went wrong in Lakebook."""
+
+    def __init__(self, what: str, *, on: str = "", remedy: str = "") -> None:
+        self.what = what
+        self.on = on
+        self.remedy = remedy
+        super().__init__(what)
+
+    @property
+    def code(self) -> str:
+        """A stable name for programs: the class name in snake case."""
+        return re.sub(r"(?<!^)(?=[A-Z])", "_", type(self).__name__).lower()
+
+    @property
+    def transient(self) -> bool:
+        """Whether trying again may help."""
+        return isinstance(self, TransientError)
+
+    def __str__(self) -> str:
+        text = f"{self.on}: {self.what}" if self.on else self.what
+        return f"{text}. {self.remedy}" if self.remedy else text
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (type(self), self.what, self.on, self.remedy))
+
+    def as_dict(self) -> dict[str, object]:
+        """The error as plain values, for `--json` and for logs."""
+        return {
+            "error": self.code,
+            "what": self.what,
+            "on": self.on,
+            "remedy": self.remedy,
+            "transient": self.transient,
+        }
+
+
+def _rebuild(kind: type[LakebookError], what: str, on: str, remedy: str) -> LakebookError:
+    """Unpickle an error that crossed a process border."""
+    return kind(what, on=on, remedy=remedy)
+
+
+class TransientError(LakebookError):
+    """It failed for now; trying again may help."""
+
+
+class TerminalError(LakebookError):
+    """It failed for good; trying the same again cannot help."""
+
+
+# --- transient -----------------------------------------------------------------
+
+
+class RegistryBusy(TransientError):
+    """The registry was locked or in conflict for longer than the retries last."""
+
+
+class RegistryUnavailable(TransientError):
+    """The registry could not be reached."""
+
+
+class AppendTurnHeld(TransientError):
+    """Another producer holds the partition's append turn."""
+
+
+# --- bad input -----------------------------------------------------------------
+
+
+class InvalidInput(TerminalError):
+    """An argument is not acceptable; nothing was changed."""
+
+
+class InvalidName(InvalidInput):
+    """A name is outside the rule for names."""
+
+
+class InvalidSetting(InvalidInput):
+    """A setting is unknown or has a value it cannot have."""
+
+
+class InvalidPartitionCount(InvalidInput):
+    """A topic cannot have this number of partitions."""
+
+
+class InvalidConfig(InvalidInput):
+    """A topic's configuration has an unknown key or a malformed value."""
+
+
+class InvalidSegment(InvalidInput):
+    """A segment's description contradicts itself."""
+
+
+class InvalidPage(InvalidInput):
+    """A page was asked for with a limit or a token it cannot have."""
+
+
+class InvalidCursor(InvalidInput):
+    """A text is not an event cursor of this registry."""
+
+
+class PathOutsideWarehouse(InvalidInput):
+    """A path does not lie inside the warehouse."""
+
+
+class InvalidOffset(InvalidInput):
+    """An offset is not acceptable here."""
+
+
+class OffsetOverflow(InvalidOffset):
+    """An offset is larger than an offset can be."""
+
+
+class NegativeOffset(InvalidOffset):
+    """An offset is below zero."""
+
+
+class OffsetBeyondWatermark(InvalidOffset):
+    """An offset lies above the partition's high watermark."""
+
+
+class OffsetBelowLogStart(InvalidOffset):
+    """An offset lies below the partition's log start: its records are gone."""
+
+
+class OffsetRegression(InvalidOffset):
+    """A committed offset would move backwards."""
+
+
+class SegmentOverlap(InvalidOffset):
+    """A segment begins below the high watermark: its offsets are taken."""
+
+
+class SegmentGap(InvalidOffset):
+    """A segment begins above the high watermark: it would leave a hole."""
+
+
+class WatermarkMismatch(InvalidOffset):
+    """A high watermark may only be confirmed, and this is not the one."""
+
+
+# --- not found -----------------------------------------------------------------
+
+
+class NotFound(TerminalError):
+    """What was asked for does not exist."""
+
+
+class BookNotFound(NotFound):
+    """There is no book at this place."""
+
+
+class TopicNotFound(NotFound):
+    """There is no topic of this name."""
+
+
+class PartitionNotFound(NotFound):
+    """The topic has no such partition."""
+
+
+class GroupNotFound(NotFound):
+    """There is no consumer group of this name."""
+
+
+class CommitNotFound(NotFound):
+    """There is no commit row of this id."""
+
+
+# --- conflicts -----------------------------------------------------------------
+
+
+class Conflict(TerminalError):
+    """It contradicts what the registry holds."""
+
+
+class TopicAlreadyExists(Conflict):
+    """A live topic has this name."""
+
+
+class SegmentAlreadyExists(Conflict):
+    """A segment with this id exists."""
+
+
+class PathInUse(Conflict):
+    """Another segment, or a file that waits for its removal, has this path."""
+
+
+class AppendTurnLost(Conflict):
+    """The partition's append turn has passed to another producer."""
+
+
+class ProducerFenced(Conflict):
+    """A newer epoch of this producer is at work."""
+
+
+class SequenceConflict(Conflict):
+    """A producer's sequence numbers overlap or leave out what it sent before."""
+
+
+class GenerationFenced(Conflict):
+    """The consumer group has moved on to another generation."""
+
+
+class CommitAborted(Conflict):
+    """The commit was fenced; it can never take effect."""
+
+
+class EpochChanged(Conflict):
+    """The book was restored or rebuilt since it was opened."""
+
+
+# --- state of the book ---------------------------------------------------------
+
+
+class CommitOutcomeUnknown(TerminalError):
+    """The connection was lost during COMMIT and the outcome could not be settled."""
+
+
+class CursorExpired(TerminalError):
+    """The events after this cursor are no longer kept, or belong to another epoch."""
+
+
+class SchemaOutdated(TerminalError):
+    """The registry has an older schema than this version of Lakebook."""
+
+
+class SchemaTooNew(TerminalError):
+    """The registry was written by a newer version of Lakebook."""
+
+
+class UnsafeSqlite(TerminalError):
+    """This SQLite library can corrupt a WAL database."""
+
+
+class WarehouseNotWritable(TerminalError):
+    """The warehouse cannot be written."""
+
+
+class RegistryCorrupt(TerminalError):
+    """The registry holds something that it must not hold."""
+
+
+class BookClosed(TerminalError):
+    """The book was closed, or belongs to the process that forked this one."""

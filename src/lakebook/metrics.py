@@ -1,0 +1,129 @@
+"""Counters, timings and gauges of one book, on the Prometheus client's own types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from lakebook.clock import Clock
+
+_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+# What `Book.measure` reads from the registry, and what each number means.
+GAUGES = {
+    "topics": "Live topics.",
+    "partitions": "Partitions of live topics.",
+    "segments": "Segments of live topics.",
+    "segment_bytes": "Bytes in the segments of live topics.",
+    "segment_records": "Records in the segments of live topics.",
+    "consumer_groups": "Consumer groups.",
+    "consumer_lag": "Records that consumer groups have not read yet, over all groups.",
+    "events": "Captured events that are kept.",
+    "temporary_files": "Files that wait for their removal.",
+    "temporary_files_expired": "Files whose grace has passed and that are still there.",
+    "temporary_file_bytes": "Bytes in files that wait for their removal.",
+    "open_commits": "Commit rows that are neither committed nor aborted.",
+}
+
+
+class _HotCounters(Collector):
+    """Counts kept as plain integers: a look-up through the cache is faster than a Counter."""
+
+    def __init__(self) -> None:
+        self.cache_hits = 0
+        self.cache_misses = 0
+
+    def collect(self) -> Iterator[Metric]:
+        family = CounterMetricFamily(
+            "lakebook_cache_lookups", "Look-ups answered by the read cache or by the registry.", labels=["result"]
+        )
+        family.add_metric(["hit"], self.cache_hits)
+        family.add_metric(["miss"], self.cache_misses)
+        yield family
+
+
+class Metrics:
+    """The metrics of one book."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._collectors = CollectorRegistry()
+        self.hot = _HotCounters()
+        self._collectors.register(self.hot)
+        self._transactions = Counter(
+            "lakebook_transactions", "Write transactions by outcome.", ["outcome"], registry=self._collectors
+        )
+        self._retries = Counter(
+            "lakebook_transaction_retries",
+            "Write transactions tried again, by reason.",
+            ["reason"],
+            registry=self._collectors,
+        )
+        self._settled = Counter(
+            "lakebook_commits_settled",
+            "COMMITs of unknown outcome that the fence settled.",
+            ["outcome"],
+            registry=self._collectors,
+        )
+        self._events = Counter(
+            "lakebook_events_captured", "Events captured by this process.", ["table"], registry=self._collectors
+        )
+        self._timings = Histogram(
+            "lakebook_seconds",
+            "How long an operation took.",
+            ["operation"],
+            registry=self._collectors,
+            buckets=_BUCKETS,
+        )
+        self._gauges = {
+            name: Gauge(f"lakebook_{name}", help_text, registry=self._collectors) for name, help_text in GAUGES.items()
+        }
+
+    def count_transaction(self, outcome: str) -> None:
+        """Count a write transaction that ended."""
+        self._transactions.labels(outcome).inc()
+
+    def count_retry(self, reason: str) -> None:
+        """Count a write transaction that starts again."""
+        self._retries.labels(reason).inc()
+
+    def count_settled(self, outcome: str) -> None:
+        """Count a COMMIT whose outcome had to be asked for."""
+        self._settled.labels(outcome).inc()
+
+    def count_events(self, table: str, number: int) -> None:
+        """Count events that a committed transaction captured."""
+        self._events.labels(table).inc(number)
+
+    @contextmanager
+    def timed(self, operation: str) -> Iterator[None]:
+        """Measure how long the block takes."""
+        start = self._clock.monotonic()
+        try:
+            yield
+        finally:
+            self._timings.labels(operation).observe(self._clock.monotonic() - start)
+
+    def set_gauges(self, values: Mapping[str, int]) -> None:
+        """Take over what the registry said."""
+        for name, value in values.items():
+            self._gauges[name].set(value)
+
+    def prometheus(self) -> str:
+        """All metrics in the Prometheus text format."""
+        return generate_latest(self._collectors).decode()
+
+    def values(self) -> dict[str, float]:
+        """All metrics as name and number; a labelled one carries its labels in the name."""
+        found: dict[str, float] = {}
+        for family in self._collectors.collect():
+            for sample in family.samples:
+                if sample.name.endswith(("_bucket", "_created")):
+                    continue
+                labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
+                found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+        return dict(sorted(found.items()))

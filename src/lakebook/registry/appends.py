@@ -1,0 +1,380 @@
+"""Appending: a partition's turn, and producers whose retries are harmless.
+
+The holder of the turn stamps offsets from the high watermark, stores the file, and the
+transaction that records it asserts the turn's token and the base offset. Taking a turn
+over fences the former holder's commit, so that it cannot land late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+from lakebook.clock import to_datetime
+from lakebook.errors import AppendTurnHeld, AppendTurnLost, ProducerFenced, SequenceConflict
+from lakebook.registry import schema
+from lakebook.registry.changes import row_of
+from lakebook.registry.partitions import locked_partition
+from lakebook.registry.segments import FIND_BY_BATCH, FIND_BY_ID, SegmentInfo, record_segments, segment_from
+from lakebook.registry.statements import Statement, bind, insert_into
+from lakebook.registry.topics import SHARE_TOPIC_BY_ID, not_found, share_topic
+from lakebook.registry.transactions import Reader, Transaction, new_id, open_commit_row
+
+APPEND = "append"
+
+_a = schema.append_turns.c
+_c = schema.commits.c
+_pr = schema.producers.c
+_b = schema.producer_batches.c
+
+TURN = Statement(
+    sa.select(_a.token, _a.holder, _a.commit_id, _a.expires_at).where(
+        _a.topic_id == bind("of_topic"), _a.partition_id == bind("number")
+    ),
+    "of_topic",
+    "number",
+)
+INSERT_TURN = insert_into(schema.append_turns)
+UPDATE_TURN = Statement(
+    sa.update(schema.append_turns)
+    .where(_a.topic_id == bind("of_topic"), _a.partition_id == bind("number"))
+    .values(token=bind("new_token"), holder=bind("new_holder"), commit_id=bind("new_commit"), expires_at=bind("until")),
+    "new_token",
+    "new_holder",
+    "new_commit",
+    "until",
+    "of_topic",
+    "number",
+)
+ABORT_COMMIT = Statement(
+    sa.update(schema.commits)
+    .where(_c.id == bind("of_commit"), _c.state == "open")
+    .values(state="aborted", finished_at=bind("now")),
+    "now",
+    "of_commit",
+)
+OPEN_TURNS = Statement(
+    sa.select(_a.commit_id).where(_a.topic_id == bind("of_topic"), _a.commit_id.is_not(None)), "of_topic"
+)
+DELETE_TURNS = Statement(sa.delete(schema.append_turns).where(_a.topic_id == bind("of_topic")), "of_topic")
+DELETE_BATCHES = Statement(sa.delete(schema.producer_batches).where(_b.topic_id == bind("of_topic")), "of_topic")
+SHARE_PRODUCER = Statement(
+    sa.select(_pr.epoch).where(_pr.producer_id == bind("producer")).with_for_update(read=True, key_share=True),
+    "producer",
+)
+CLAIM_PRODUCER = Statement(
+    sa.select(_pr.epoch).where(_pr.producer_id == bind("producer")).with_for_update(), "producer"
+)
+INSERT_PRODUCER = insert_into(schema.producers)
+UPDATE_PRODUCER = Statement(
+    sa.update(schema.producers)
+    .where(_pr.producer_id == bind("producer"))
+    .values(epoch=bind("new_epoch"), updated_at=bind("now")),
+    "new_epoch",
+    "now",
+    "producer",
+)
+LAST_BATCH = Statement(
+    sa.select(schema.producer_batches).where(
+        _b.topic_id == bind("of_topic"), _b.partition_id == bind("number"), _b.producer_id == bind("producer")
+    ),
+    "of_topic",
+    "number",
+    "producer",
+)
+INSERT_BATCH = insert_into(schema.producer_batches)
+_batch_values = ("producer_epoch", "first_sequence", "last_sequence", "base_offset", "end_offset", "segment_id")
+UPDATE_BATCH = Statement(
+    sa.update(schema.producer_batches)
+    .where(_b.topic_id == bind("of_topic"), _b.partition_id == bind("number"), _b.producer_id == bind("producer"))
+    .values({name: bind(f"new_{name}", schema.producer_batches.c[name].type) for name in _batch_values}),
+    *(f"new_{name}" for name in _batch_values),
+    "of_topic",
+    "number",
+    "producer",
+)
+
+
+@dataclass(frozen=True)
+class AppendTurn:
+    """The right to append to a partition: stamp offsets from `next_offset` on.
+
+    It is lost when another producer takes it over, which can happen once `expires_at` has
+    passed. Every append renews it; the result of an append carries the turn for the next one.
+    """
+
+    topic: str
+    partition_id: int
+    token: int
+    next_offset: int
+    expires_at: datetime
+    holder: str
+    commit_id: str
+    topic_id: int
+
+
+@dataclass(frozen=True)
+class AppendResult:
+    """What an append recorded. `duplicate` says that an earlier attempt had landed already."""
+
+    segments: tuple[SegmentInfo, ...]
+    turn: AppendTurn
+    duplicate: bool = False
+
+
+class Landed(Exception):
+    """Ends a transaction without effect, because what it would record is there already."""
+
+    def __init__(self, segments: tuple[SegmentInfo, ...], next_offset: int) -> None:
+        super().__init__("landed")
+        self.segments = segments
+        self.next_offset = next_offset
+
+
+def claim_turn(transaction: Transaction, topic: str, number: int, holder: str, seconds: float) -> AppendTurn:
+    """Take a partition's turn, or renew one's own."""
+    row = share_topic(transaction, topic)
+    topic_id = row["id"]
+    turn = transaction.one(TURN, topic_id, number)
+    _refuse_if_held(transaction, turn, topic, number, holder)
+    if turn is not None and turn[2] is not None:
+        # Before the lock, in the order in which an append takes the two: its COMMIT may be in
+        # flight, and then this waits for it and finds the turn renewed below.
+        transaction.run(ABORT_COMMIT, transaction.clock.now_ms(), turn[2])
+    partition = locked_partition(transaction, topic, topic_id, number)
+    current = transaction.one(TURN, topic_id, number)
+    if current != turn:
+        _refuse_if_held(transaction, current, topic, number, holder, renewed=True)
+        if current is not None and current[2] is not None:
+            transaction.run(ABORT_COMMIT, transaction.clock.now_ms(), current[2])
+    token = 1 if current is None else current[0] + 1
+    return _hold(
+        transaction, partition, topic, token, holder, seconds, partition["high_watermark"], new=current is None
+    )
+
+
+def _refuse_if_held(
+    transaction: Transaction, turn: Any, topic: str, number: int, holder: str, *, renewed: bool = False
+) -> None:
+    if turn is None or turn[1] is None or (turn[1] == holder and not renewed):
+        return
+    left = turn[3] - transaction.clock.now_ms()
+    if left > 0:
+        raise AppendTurnHeld(
+            f"the append turn is held by {turn[1]}",
+            on=f"{topic}/{number}",
+            remedy=f"Try again; without another append it ends in {left / 1000:.1f} s",
+        )
+
+
+def _hold(
+    transaction: Transaction,
+    partition: dict[str, Any],
+    topic: str,
+    token: int,
+    holder: str,
+    seconds: float,
+    next_offset: int,
+    *,
+    new: bool = False,
+) -> AppendTurn:
+    topic_id, number = partition["topic_id"], partition["partition_id"]
+    commit_id = new_id()
+    open_commit_row(transaction, commit_id, APPEND)
+    until = transaction.clock.now_ms() + round(seconds * 1000)
+    if new:
+        transaction.run(INSERT_TURN, topic_id, number, token, holder, commit_id, until)
+    else:
+        transaction.run(UPDATE_TURN, token, holder, commit_id, until, topic_id, number)
+    return AppendTurn(topic, number, token, next_offset, to_datetime(until), holder, commit_id, topic_id)
+
+
+def release_turn(transaction: Transaction, turn: AppendTurn) -> bool:
+    """Give a turn back before its time; false if it was lost already."""
+    if transaction.one(SHARE_TOPIC_BY_ID, turn.topic_id) is None:
+        return False
+    transaction.run(ABORT_COMMIT, transaction.clock.now_ms(), turn.commit_id)
+    locked_partition(transaction, turn.topic, turn.topic_id, turn.partition_id)
+    current = transaction.one(TURN, turn.topic_id, turn.partition_id)
+    if current is None or current[0] != turn.token:
+        return False
+    now = transaction.clock.now_ms()
+    transaction.run(UPDATE_TURN, turn.token, None, None, now, turn.topic_id, turn.partition_id)
+    return True
+
+
+def append_segments(
+    transaction: Transaction, turn: AppendTurn, segments: Sequence[SegmentInfo], *, warehouse: str, seconds: float
+) -> AppendResult:
+    """Record segments under a turn. The transaction has just flipped the turn's commit row."""
+    topic = transaction.one(SHARE_TOPIC_BY_ID, turn.topic_id)
+    if topic is None:
+        raise not_found(turn.topic)
+    for producer_id in sorted({segment.producer_id for segment in segments if segment.producer_id}):
+        epoch = max(s.producer_epoch or 0 for s in segments if s.producer_id == producer_id)
+        enter_epoch(transaction, producer_id, epoch)
+    partition = locked_partition(transaction, turn.topic, turn.topic_id, turn.partition_id)
+    current = transaction.one(TURN, turn.topic_id, turn.partition_id)
+    if current is None or current[0] != turn.token or current[1] != turn.holder:
+        raise turn_lost(turn)
+    _refuse_landed(transaction, partition, segments)
+    recorded = record_segments(transaction, partition, segments, commit_id=turn.commit_id, warehouse=warehouse)
+    _remember_batches(transaction, partition, recorded)
+    watermark = recorded[-1].end_offset + 1
+    renewed = _hold(transaction, partition, turn.topic, turn.token, turn.holder, seconds, watermark)
+    return AppendResult(tuple(recorded), renewed)
+
+
+def turn_lost(turn: AppendTurn) -> AppendTurnLost:
+    """The error for a turn that has passed to somebody else."""
+    return AppendTurnLost(
+        "the append turn has passed on",
+        on=f"{turn.topic}/{turn.partition_id}",
+        remedy="Claim it again and stamp the segment from the new high watermark to a new path",
+    )
+
+
+def landed_before(reader: Reader, turn: AppendTurn, segments: Sequence[SegmentInfo]) -> AppendResult | None:
+    """What an earlier attempt of the same append has landed, under the same ids."""
+    landed = []
+    for segment in segments:
+        row = reader.one(FIND_BY_ID, segment.id) if segment.id else None
+        if row is None:
+            return None
+        found = segment_from(row)
+        if (found.topic, found.partition_id, found.s3_key) != (segment.topic, segment.partition_id, segment.s3_key):
+            return None
+        landed.append(found)
+    current = reader.one(TURN, turn.topic_id, turn.partition_id)
+    if current is not None and current[:2] == (turn.token, turn.holder) and current[2] is not None:
+        next_offset = landed[-1].end_offset + 1
+        turn = replace(turn, commit_id=current[2], expires_at=to_datetime(current[3]), next_offset=next_offset)
+    return AppendResult(tuple(landed), turn, duplicate=True)
+
+
+def forget_turns(transaction: Transaction, topic_id: int) -> None:
+    """Delete the turns and producers' batches of a hidden topic, and fence what was under way."""
+    for (commit_id,) in transaction.all(OPEN_TURNS, topic_id):
+        transaction.run(ABORT_COMMIT, transaction.clock.now_ms(), commit_id)
+    transaction.run(DELETE_TURNS, topic_id)
+    transaction.run(DELETE_BATCHES, topic_id)
+
+
+# --- producers -----------------------------------------------------------------
+
+
+def next_epoch(transaction: Transaction, producer_id: str) -> int:
+    """Begin a new epoch of a producer, which fences every older one. It waits for their appends."""
+    row = transaction.one(CLAIM_PRODUCER, producer_id)
+    now = transaction.clock.now_ms()
+    if row is None:
+        transaction.run(INSERT_PRODUCER, producer_id, 0, now)
+        return 0
+    transaction.run(UPDATE_PRODUCER, row[0] + 1, now, producer_id)
+    return int(row[0]) + 1
+
+
+def enter_epoch(transaction: Transaction, producer_id: str, epoch: int) -> None:
+    """Refuse a producer of an older epoch; remember a newer one."""
+    row = transaction.one(SHARE_PRODUCER, producer_id)
+    now = transaction.clock.now_ms()
+    if row is None:
+        transaction.run(INSERT_PRODUCER, producer_id, epoch, now)
+        return
+    if row[0] < epoch:
+        row = transaction.one(CLAIM_PRODUCER, producer_id)
+        assert row is not None
+        if row[0] < epoch:
+            transaction.run(UPDATE_PRODUCER, epoch, now, producer_id)
+            return
+    if row[0] > epoch:
+        raise ProducerFenced(
+            f"epoch {epoch} was followed by epoch {row[0]}",
+            on=f"producer {producer_id}",
+            remedy="Stop this producer: another one with the same id has taken over",
+        )
+
+
+def _refuse_landed(transaction: Transaction, partition: dict[str, Any], segments: Sequence[SegmentInfo]) -> None:
+    """Check the sequence of each batch; a batch that landed before ends the transaction."""
+    expected: dict[str, tuple[int, int]] = {}
+    landed: list[SegmentInfo] = []
+    for segment in segments:
+        if segment.producer_id is None:
+            continue
+        found = _landed_batch(transaction, partition, segment)
+        if found is not None:
+            landed.append(found)
+            continue
+        _check_next(transaction, partition, segment, expected)
+    if landed and len(landed) == len(segments):
+        raise Landed(tuple(landed), partition["high_watermark"])
+    if landed:
+        raise SequenceConflict(
+            "some segments of this batch have landed before and some have not",
+            on=f"{segments[0].topic}/{segments[0].partition_id}",
+            remedy="Repeat a batch with exactly the segments it had at first",
+        )
+
+
+def _landed_batch(transaction: Transaction, partition: dict[str, Any], segment: SegmentInfo) -> SegmentInfo | None:
+    """The recorded form of this very batch, if it is there."""
+    where = (partition["topic_id"], partition["partition_id"], segment.producer_id)
+    row = transaction.one(FIND_BY_BATCH, *where, segment.producer_epoch, segment.first_sequence)
+    if row is not None:
+        found = segment_from(row)
+        return found if found.last_sequence == segment.last_sequence else None
+    row = transaction.one(LAST_BATCH, *where)
+    if row is None:
+        return None
+    # Retention has taken the segment; the last batch is remembered all the same.
+    last = row_of(schema.producer_batches, row)
+    names = ("producer_epoch", "first_sequence", "last_sequence")
+    if any(last[name] != getattr(segment, name) for name in names):
+        return None
+    return replace(segment, id=last["segment_id"], base_offset=last["base_offset"], end_offset=last["end_offset"])
+
+
+def _check_next(
+    transaction: Transaction,
+    partition: dict[str, Any],
+    segment: SegmentInfo,
+    expected: dict[str, tuple[int, int]],
+) -> None:
+    producer_id, epoch, first = segment.producer_id, segment.producer_epoch, segment.first_sequence
+    assert producer_id is not None and epoch is not None and first is not None and segment.last_sequence is not None
+    if producer_id not in expected:
+        row = transaction.one(LAST_BATCH, partition["topic_id"], partition["partition_id"], producer_id)
+        last = row_of(schema.producer_batches, row) if row else None
+        expected[producer_id] = (last["producer_epoch"], last["last_sequence"] + 1) if last else (epoch, 0)
+    known_epoch, next_sequence = expected[producer_id]
+    if epoch > known_epoch:
+        next_sequence = 0  # A new epoch counts from the beginning.
+    if epoch < known_epoch or first != next_sequence:
+        what = "overlaps with what has landed" if first < next_sequence else "leaves a hole"
+        raise SequenceConflict(
+            f"the batch {first}..{segment.last_sequence} of epoch {epoch} {what}: {next_sequence} comes next",
+            on=f"producer {producer_id} on {segment.topic}/{segment.partition_id}",
+            remedy="Repeat a batch with exactly the records it had at first, and leave none out",
+        )
+    expected[producer_id] = (epoch, segment.last_sequence + 1)
+
+
+def _remember_batches(transaction: Transaction, partition: dict[str, Any], recorded: Sequence[SegmentInfo]) -> None:
+    where = (partition["topic_id"], partition["partition_id"])
+    newest = {segment.producer_id: segment for segment in recorded if segment.producer_id}
+    for producer_id, segment in newest.items():
+        values = (
+            segment.producer_epoch,
+            segment.first_sequence,
+            segment.last_sequence,
+            segment.base_offset,
+            segment.end_offset,
+            segment.id,
+        )
+        if transaction.run(UPDATE_BATCH, *values, *where, producer_id) == 0:
+            transaction.run(INSERT_BATCH, *where, producer_id, *values)

@@ -1,0 +1,82 @@
+"""A small stack of idle driver connections that never crosses a fork."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections import deque
+from contextlib import suppress
+from typing import Any
+
+from lakebook.errors import BookClosed
+from lakebook.registry.databases import Database
+
+_pools: weakref.WeakSet[Connections] = weakref.WeakSet()
+
+# A child must neither use nor close what it inherited: closing would end the parent's
+# session on the server, and drop the parent's locks on a file. So they are kept, unused.
+_inherited: list[object] = []
+
+
+class Connections:
+    """Connections that are open and idle; taking one is cheaper than opening one."""
+
+    def __init__(self, database: Database, keep: int) -> None:
+        self._database = database
+        self._idle: deque[Any] = deque()
+        self._keep = keep
+        self._closed = False
+        # A database in memory lives as long as one connection to it does.
+        self._anchor = database.connect() if getattr(database, "in_memory", False) else None
+        _pools.add(self)
+
+    def take(self) -> Any:
+        """An idle connection, or a new one."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            if self._closed:
+                raise BookClosed("the book is closed", on=self._database.shown, remedy="Open it again") from None
+            return self._database.connect()
+
+    def give(self, connection: Any) -> None:
+        """Put a connection back that is in no transaction."""
+        if self._closed or len(self._idle) >= self._keep:
+            connection.close()
+        else:
+            self._idle.append(connection)
+
+    def drop(self, connection: Any) -> None:
+        """Close a connection whose state is not known."""
+        with suppress(self._database.errors):  # It may be lost already.
+            connection.close()
+
+    def drop_idle(self) -> None:
+        """Close all idle ones, after one of them was found to be lost."""
+        while self._idle:
+            try:
+                self.drop(self._idle.pop())
+            except IndexError:
+                return
+
+    def close(self) -> None:
+        """Close everything; what is still taken is closed when it is given back."""
+        self._closed = True
+        self.drop_idle()
+        if self._anchor is not None:
+            self._anchor.close()
+            self._anchor = None
+
+    def _after_fork_in_child(self) -> None:
+        _inherited.extend(self._idle)
+        _inherited.append(self._anchor)
+        self._idle = deque()
+        self._anchor = None
+
+
+def _forget_after_fork() -> None:
+    for pool in list(_pools):
+        pool._after_fork_in_child()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)

@@ -1,0 +1,355 @@
+"""What differs between SQLite and PostgreSQL: connecting, beginning, and reading errors."""
+
+from __future__ import annotations
+
+import enum
+import importlib
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import sqlalchemy as sa
+from filelock import FileLock
+
+from lakebook.config import MEMORY, SQLITE_SCHEME, Settings, redact
+from lakebook.errors import (
+    BookClosed,
+    InvalidSetting,
+    LakebookError,
+    RegistryCorrupt,
+    RegistryUnavailable,
+    UnsafeSqlite,
+)
+from lakebook.registry.statements import POSTGRESQL, SQLITE
+
+# The first SQLite library without the defect that can corrupt a WAL database when
+# several connections write and checkpoint at once.
+SAFE_WAL_VERSION = (3, 51, 3)
+
+_OLD_LIBRARY_REMEDY = "Install pysqlite3 (SQLite 3.53), or another SQLite of at least 3.51.3"
+
+# Any constant does: it keeps Lakebook's advisory locks apart from an application's.
+_EPOCH_LOCK = 0x1A4E_B00C
+_MIGRATION_LOCK = 0x1A4E_B00D
+
+
+class Failure(enum.Enum):
+    """What a driver's exception means for the transaction it ended."""
+
+    BUSY = "busy"  # a lock or a serialisation conflict: rolled back, try again
+    LOST = "lost"  # the connection is gone: rolled back, unless it was in COMMIT
+    DUPLICATE = "duplicate"  # a unique key is taken
+    CORRUPT = "corrupt"  # the database file is damaged or is no database
+    OTHER = "other"
+
+
+def sqlite_driver() -> Any:
+    """The SQLite driver: `pysqlite3`, which brings its own library, or Python's."""
+    try:
+        return importlib.import_module("pysqlite3.dbapi2")
+    except ImportError:
+        return importlib.import_module("sqlite3.dbapi2")
+
+
+class Database(ABC):
+    """One of the two databases a registry can live in."""
+
+    kind: str
+    errors: type[Exception]
+    #: Sent as one round trip; its last result is the book's epoch.
+    begin_write: str
+    begin_snapshot: str
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.shown = redact(settings.registry)
+
+    @abstractmethod
+    def connect(self) -> Any:
+        """Open a driver connection that begins no transaction by itself."""
+
+    @abstractmethod
+    def classify(self, error: Exception) -> Failure:
+        """Say what an exception of the driver means, from its code alone."""
+
+    @abstractmethod
+    def migration_lock(self) -> Any:
+        """A context in which no other process creates or migrates this registry."""
+
+    @abstractmethod
+    def changes(self) -> ChangeProbe | None:
+        """A cheap way to learn that anything was committed, where there is one."""
+
+    @abstractmethod
+    def module(self) -> Any:
+        """The driver's module."""
+
+    @abstractmethod
+    def library(self) -> dict[str, Any]:
+        """Name and version of what runs the SQL, for `lakebook doctor`."""
+
+    def epoch_of(self, cursor: Any) -> str | None:
+        """Read the epoch from what `begin_write` returned."""
+        row = cursor.fetchone()
+        return str(row[0]) if row else None
+
+    @contextmanager
+    def engine(self) -> Iterator[sa.Engine]:
+        """An SQLAlchemy engine over one connection of its own, for migrations."""
+        connection = self.connect()
+        engine = sa.create_engine(
+            f"{self.kind}+{'psycopg' if self.kind == POSTGRESQL else 'pysqlite'}://",
+            module=self.module(),
+            creator=lambda: connection,
+            poolclass=sa.StaticPool,
+            hide_parameters=True,
+        )
+        # Both drivers leave transactions to us; so does SQLAlchemy, unless it is told to begin them.
+        begin = "BEGIN" if self.kind == POSTGRESQL else self.begin_write
+        sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(begin))
+        try:
+            yield engine
+        finally:
+            engine.dispose()
+            connection.close()
+
+    def unreachable(self, error: Exception) -> LakebookError:
+        """The typed error for a registry that cannot be opened."""
+        if self.classify(error) is Failure.CORRUPT:
+            return RegistryCorrupt(
+                "the file is damaged or is no SQLite database", on=self.shown, remedy="Restore it from a backup"
+            )
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        return RegistryUnavailable(
+            f"the registry cannot be reached ({_without_secret(reason, self.settings.registry)})",
+            on=self.shown,
+            remedy="Check that the server runs and that the address and the rights are right",
+        )
+
+
+class ChangeProbe:
+    """Tells whether anything was committed to an SQLite file, by any process.
+
+    The number is a connection's own view, so it changes only with commits of others:
+    the probe has a connection to itself that never writes.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._lock = threading.Lock()
+        self._connection: Any = None
+        self._pid = 0
+        # Kept unused after a fork; see connections.py.
+        self._inherited: list[Any] = []
+
+    def token(self) -> tuple[int, int]:
+        """A value that changes with every commit, and whenever the probe starts anew."""
+        with self._lock:
+            if self._pid != os.getpid():
+                self._inherited.append(self._connection)
+                self._connection = self._database.connect()
+                self._pid = os.getpid()
+            return self._pid, self._connection.execute("PRAGMA data_version").fetchone()[0]
+
+    def close(self) -> None:
+        """Close the probe's connection."""
+        with self._lock:
+            if self._connection is not None and self._pid == os.getpid():
+                self._connection.close()
+            self._connection, self._pid = None, 0
+
+
+class SQLite(Database):
+    """A registry in one file, or in memory."""
+
+    kind = SQLITE
+    begin_write = "BEGIN IMMEDIATE"
+    begin_snapshot = "BEGIN"
+
+    def __init__(self, settings: Settings, driver: Any = None) -> None:
+        super().__init__(settings)
+        self._driver = sqlite_driver() if driver is None else driver
+        self.errors = self._driver.Error
+        self.in_memory = settings.registry == MEMORY
+        self._pid = os.getpid()
+        if self.in_memory:
+            # The memdb VFS lets the connections of one process share a database under a name.
+            self._uri = f"file:/lakebook-{os.getpid()}-{id(self):x}?vfs=memdb"
+            self.path = None
+        else:
+            self.path = Path(settings.registry.removeprefix(SQLITE_SCHEME)).absolute()
+            self._uri = self.path.as_uri()
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        """The library's version."""
+        return tuple(int(part) for part in self._driver.sqlite_version.split("."))
+
+    def connect(self) -> Any:
+        if self.in_memory and os.getpid() != self._pid:
+            raise BookClosed(
+                "a book in memory belongs to the process that opened it",
+                on=MEMORY,
+                remedy="Open a book in a folder to share it between processes",
+            )
+        connection = self._driver.connect(
+            self._uri,
+            uri=True,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=256,
+            timeout=self.settings.lock_timeout,
+        )
+        try:
+            self._set_up(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _set_up(self, connection: Any) -> None:
+        if not self.in_memory:
+            # Asked before anything else: merely using a WAL file with an old library is the danger.
+            mode = connection.execute("PRAGMA journal_mode").fetchone()[0]
+            safe = self.version >= SAFE_WAL_VERSION
+            if mode == "wal" and not safe:
+                raise UnsafeSqlite(
+                    f"SQLite {self._driver.sqlite_version} can corrupt this book, which is in WAL mode",
+                    on=self.shown,
+                    remedy=_OLD_LIBRARY_REMEDY,
+                )
+            if mode != "wal" and safe:
+                connection.execute("PRAGMA journal_mode = WAL").fetchone()
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA foreign_keys = ON")
+        connection.execute("PRAGMA cache_size = -32768")
+
+    def epoch_of(self, cursor: Any) -> str | None:
+        return super().epoch_of(cursor.connection.execute("SELECT epoch FROM book WHERE id = 1"))
+
+    def classify(self, error: Exception) -> Failure:
+        code = getattr(error, "sqlite_errorcode", None)
+        if code is None:
+            return Failure.OTHER
+        if code in (self._driver.SQLITE_CONSTRAINT_UNIQUE, self._driver.SQLITE_CONSTRAINT_PRIMARYKEY):
+            return Failure.DUPLICATE
+        primary = code & 0xFF
+        if primary in (self._driver.SQLITE_BUSY, self._driver.SQLITE_LOCKED):
+            return Failure.BUSY
+        if primary in (self._driver.SQLITE_CORRUPT, self._driver.SQLITE_NOTADB):
+            return Failure.CORRUPT
+        if primary in (self._driver.SQLITE_IOERR, self._driver.SQLITE_FULL, self._driver.SQLITE_CANTOPEN):
+            return Failure.LOST
+        return Failure.OTHER
+
+    @contextmanager
+    def migration_lock(self) -> Iterator[None]:
+        if self.path is None:
+            yield
+            return
+        with FileLock(f"{self.path}.lock"):
+            yield
+
+    def changes(self) -> ChangeProbe | None:
+        return ChangeProbe(self)
+
+    def module(self) -> Any:
+        return self._driver
+
+    def library(self) -> dict[str, Any]:
+        safe = self.version >= SAFE_WAL_VERSION
+        return {
+            "database": "SQLite",
+            "version": self._driver.sqlite_version,
+            "driver": self._driver.__name__.partition(".")[0],
+            "safe": safe,
+            "remedy": "" if safe else _OLD_LIBRARY_REMEDY,
+        }
+
+
+class PostgreSQL(Database):
+    """A registry on a PostgreSQL server, 14 or newer."""
+
+    kind = POSTGRESQL
+    errors = psycopg.Error
+    # The shared lock makes a new epoch wait for the transactions of the old one. It stands in a
+    # statement of its own, so that the epoch is read after the lock was waited for.
+    begin_write = (
+        f"BEGIN; SELECT pg_advisory_xact_lock_shared({_EPOCH_LOCK});"  # noqa: S608 - a constant
+        " SELECT epoch FROM book WHERE id = 1"
+    )
+    begin_snapshot = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"
+    lock_out_writers = f"SELECT pg_advisory_xact_lock({_EPOCH_LOCK})"
+
+    def connect(self) -> Any:
+        try:
+            connection = psycopg.connect(
+                self.settings.registry, autocommit=True, application_name="lakebook", connect_timeout=10
+            )
+        except psycopg.ProgrammingError:
+            # The driver's own text repeats the address, password included.
+            raise InvalidSetting("it is not a PostgreSQL address", on=self.shown) from None
+        connection.execute(
+            "SELECT set_config('lock_timeout', %s, false), set_config('timezone', 'UTC', false)",
+            (f"{max(1, round(self.settings.lock_timeout * 1000))}ms",),
+        )
+        return connection
+
+    def epoch_of(self, cursor: Any) -> str | None:
+        while cursor.nextset():
+            pass
+        return super().epoch_of(cursor)
+
+    def classify(self, error: Exception) -> Failure:
+        state = getattr(error, "sqlstate", None)
+        if state is None:
+            return Failure.LOST if isinstance(error, psycopg.OperationalError) else Failure.OTHER
+        if state in ("40001", "40P01", "55P03"):
+            return Failure.BUSY
+        if state == "23505":
+            return Failure.DUPLICATE
+        if state[:2] == "08" or state in ("57P01", "57P02", "57P03", "53300"):
+            return Failure.LOST
+        return Failure.OTHER
+
+    @contextmanager
+    def migration_lock(self) -> Iterator[None]:
+        with self.connect() as connection:
+            connection.execute("SET lock_timeout = 0")
+            connection.execute("SELECT pg_advisory_lock(%s)", (_MIGRATION_LOCK,))
+            yield
+
+    def changes(self) -> ChangeProbe | None:
+        return None
+
+    def module(self) -> Any:
+        return psycopg
+
+    def library(self) -> dict[str, Any]:
+        with self.connect() as connection:
+            number = connection.info.server_version
+        safe = number >= 140000
+        return {
+            "database": "PostgreSQL",
+            "version": f"{number // 10000}.{number % 10000}",
+            "driver": f"psycopg {psycopg.__version__}",
+            "safe": safe,
+            "remedy": "" if safe else "Use PostgreSQL 14 or newer",
+        }
+
+
+def database_for(settings: Settings) -> Database:
+    """The database that the settings name."""
+    if settings.registry.startswith(("postgresql://", "postgres://")):
+        return PostgreSQL(settings)
+    return SQLite(settings)
+
+
+def _without_secret(text: str, url: str) -> str:
+    secret = url.partition("://")[2].partition("/")[0].rpartition("@")[0].partition(":")[2]
+    return text.replace(secret, "***") if secret else text

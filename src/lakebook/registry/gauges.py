@@ -1,0 +1,72 @@
+"""Numbers about the whole registry, for metrics and for `lakebook doctor`."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from lakebook.registry import schema
+from lakebook.registry.statements import Statement
+from lakebook.registry.temporary_files import COUNT_FILES
+from lakebook.registry.transactions import Reader
+
+_t = schema.topics.c
+_p = schema.partitions.c
+_s = schema.segments.c
+_o = schema.consumer_offsets.c
+_live = _t.deleted_at.is_(None)
+
+COUNT_TOPICS = Statement(sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(_t.partition_count), 0)).where(_live))
+COUNT_SEGMENTS = Statement(
+    sa.select(
+        sa.func.count(),
+        sa.func.coalesce(sa.func.sum(_s.size_bytes), 0),
+        sa.func.coalesce(sa.func.sum(_s.record_count), 0),
+    )
+    .select_from(schema.segments.join(schema.topics, _t.id == _s.topic_id))
+    .where(_live)
+)
+COUNT_GROUPS = Statement(sa.select(sa.func.count()).select_from(schema.consumer_groups))
+SUM_LAG = Statement(
+    sa.select(
+        sa.func.coalesce(
+            sa.func.sum(
+                _p.high_watermark
+                - sa.case((_o.committed_offset < _p.log_start, _p.log_start), else_=_o.committed_offset)
+            ),
+            0,
+        )
+    ).select_from(
+        schema.consumer_offsets.join(
+            schema.partitions, sa.and_(_p.topic_id == _o.topic_id, _p.partition_id == _o.partition_id)
+        ).join(schema.topics, sa.and_(_t.id == _p.topic_id, _live))
+    )
+)
+COUNT_EVENTS = Statement(sa.select(sa.func.count()).select_from(schema.events))
+COUNT_OPEN_COMMITS = Statement(sa.select(sa.func.count()).select_from(schema.commits).where(sa.text("state = 'open'")))
+
+
+def read_gauges(reader: Reader, now: int) -> dict[str, int]:
+    """The values of `lakebook.metrics.GAUGES`."""
+
+    def row(statement: Statement, *values: int) -> tuple[int, ...]:
+        found = reader.one(statement, *values)
+        assert found is not None
+        return tuple(int(value) for value in found)
+
+    topics, partitions = row(COUNT_TOPICS)
+    segments, segment_bytes, segment_records = row(COUNT_SEGMENTS)
+    files, file_bytes, expired = row(COUNT_FILES, now)
+    return {
+        "topics": topics,
+        "partitions": partitions,
+        "segments": segments,
+        "segment_bytes": segment_bytes,
+        "segment_records": segment_records,
+        "consumer_groups": row(COUNT_GROUPS)[0],
+        "consumer_lag": row(SUM_LAG)[0],
+        "events": row(COUNT_EVENTS)[0],
+        "temporary_files": files,
+        "temporary_files_expired": expired,
+        "temporary_file_bytes": file_bytes,
+        "open_commits": row(COUNT_OPEN_COMMITS)[0],
+    }

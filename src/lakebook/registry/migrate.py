@@ -1,0 +1,113 @@
+"""Creating a registry and bringing an older one up to date."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+import sqlalchemy as sa
+
+from lakebook import failpoints
+from lakebook.errors import SchemaOutdated, SchemaTooNew
+from lakebook.registry.databases import Database
+from lakebook.registry.statements import Statement
+
+VERSION_TABLE = "schema_version"
+
+#: Every revision there has been, oldest first. A test compares it with the migrations.
+REVISIONS = ("0001", "0002")
+HEAD = REVISIONS[-1]
+
+HAS_VERSION = Statement(
+    sa.text("SELECT count(*) FROM sqlite_master WHERE name = 'schema_version'"),
+    postgresql=sa.text("SELECT CASE WHEN to_regclass('schema_version') IS NULL THEN 0 ELSE 1 END"),
+)
+READ_VERSION = Statement(sa.text("SELECT version_num FROM schema_version"))
+
+
+@dataclass(frozen=True)
+class Migration:
+    """What a migration did."""
+
+    before: str | None
+    after: str
+    applied: tuple[str, ...]
+
+
+def revision_of(database: Database) -> str | None:
+    """The revision of a registry's schema; none if it has no schema yet."""
+    try:
+        connection = database.connect()
+    except database.errors as error:
+        raise database.unreachable(error) from error
+    try:
+        if not connection.execute(HAS_VERSION.on(database.kind).sql).fetchone()[0]:
+            return None
+        row = connection.execute(READ_VERSION.on(database.kind).sql).fetchone()
+        return str(row[0]) if row else None
+    except database.errors as error:
+        raise database.unreachable(error) from error
+    finally:
+        connection.close()
+
+
+def check_revision(database: Database, revision: str) -> None:
+    """Refuse a schema that this version of Lakebook does not know how to use."""
+    if revision == HEAD:
+        return
+    if revision in REVISIONS:
+        raise SchemaOutdated(
+            f"the registry has schema {revision}, and this version of Lakebook needs {HEAD}",
+            on=database.shown,
+            remedy="Run `lakebook migrate`",
+        )
+    raise SchemaTooNew(
+        f"the registry has schema {revision}, which is newer than {HEAD}, the newest this version knows",
+        on=database.shown,
+        remedy="Use the version of Lakebook that wrote it, or a newer one",
+    )
+
+
+def migrate(database: Database, progress: Callable[[str], None] = lambda revision: None) -> Migration:
+    """Bring the schema up to date; every revision is one transaction, so it can be resumed anywhere.
+
+    The caller holds `database.migration_lock()`.
+    """
+    before = revision_of(database)
+    if before is not None and before not in REVISIONS:
+        check_revision(database, before)
+    applied: list[str] = []
+
+    def on_step(revision: str) -> None:
+        failpoints.reach("migration.step")
+        applied.append(revision)
+        progress(revision)
+
+    if before != HEAD:
+        _run(database, HEAD, on_step)
+    return Migration(before, HEAD, tuple(applied))
+
+
+def migrate_to(database: Database, revision: str) -> None:
+    """Bring a registry up to some older revision, for tests of what comes after."""
+    _run(database, revision, lambda _: None)
+
+
+def _run(database: Database, revision: str, on_step: Callable[[str], None]) -> None:
+    # Alembic takes longer to import than a book takes to open, and is needed once in a book's life.
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(files("lakebook.registry") / "migrations"))
+    config.set_main_option("path_separator", "os")
+
+    def on_version_apply(*, step: Any, **_: Any) -> None:
+        on_step(step.up_revision_id)
+
+    with database.engine() as engine, engine.connect() as connection:
+        config.attributes["connection"] = connection
+        config.attributes["on_version_apply"] = on_version_apply
+        command.upgrade(config, revision)

@@ -1,0 +1,1 @@
+"""The registry's migrations; `lakebook.registry.migrate` runs them."""

@@ -1,0 +1,451 @@
+"""The registry of an open book: reads, and one helper for every write.
+
+A write transaction is tried again, a bounded number of times, after a lock conflict, a
+serialisation failure or a lost connection. It has an id of its own in `commits`. If the
+connection is lost while COMMIT is under way, nobody can tell from reading whether it
+took effect; so the fence decides: whoever asks tries to abort that id, which waits for
+a COMMIT still in flight and either finds it committed or makes sure it never will be.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+
+from lakebook import failpoints
+from lakebook.clock import Clock
+from lakebook.config import Settings
+from lakebook.errors import (
+    CommitAborted,
+    CommitNotFound,
+    CommitOutcomeUnknown,
+    EpochChanged,
+    LakebookError,
+    RegistryBusy,
+    RegistryCorrupt,
+)
+from lakebook.metrics import Metrics
+from lakebook.registry import schema
+from lakebook.registry.connections import Connections
+from lakebook.registry.databases import Database, Failure, PostgreSQL
+from lakebook.registry.statements import Statement, bind
+from lakebook.registry.transactions import (
+    INSERT_COMMIT,
+    Reader,
+    Row,
+    Transaction,
+    TryAgain,
+    new_id,
+    open_commit_row,
+    owner,
+)
+
+T = TypeVar("T")
+
+#: A transaction that was not opened beforehand has a commit row of this kind.
+FENCE = "fence"
+# Fences are kept for twice as long as anybody may still ask for them.
+FENCE_KEPT_MS = 3_600_000
+_FENCE_ASKED_MS = FENCE_KEPT_MS // 2
+_WRITES_BETWEEN_PRUNES = 1000
+
+_BACKOFF_FIRST = 0.005
+_BACKOFF_LAST = 1.0
+
+_c = schema.commits.c
+COMMIT_OPEN = Statement(
+    sa.update(schema.commits)
+    .where(_c.id == bind("commit_id"), _c.state == "open", _c.epoch == bind("of_epoch"))
+    .values(state="committed", finished_at=bind("now")),
+    "now",
+    "commit_id",
+    "of_epoch",
+)
+ABORT_OPEN = Statement(
+    sa.update(schema.commits)
+    .where(_c.id == bind("commit_id"), _c.state == "open")
+    .values(state="aborted", finished_at=bind("now")),
+    "now",
+    "commit_id",
+)
+STATE_OF_COMMIT = Statement(sa.select(_c.state).where(_c.id == bind("commit_id")), "commit_id")
+PRUNE_FENCES = Statement(
+    sa.delete(schema.commits).where(
+        _c.id.in_(
+            sa.select(_c.id)
+            .where(_c.kind == FENCE, _c.finished_at < bind("before"))
+            .order_by(_c.finished_at)
+            .limit(bind("most", sa.Integer))
+        )
+    ),
+    "before",
+    "most",
+)
+
+
+class Registry:
+    """The registry of an open book: reads, snapshots and writes."""
+
+    def __init__(self, database: Database, settings: Settings, clock: Clock, metrics: Metrics) -> None:
+        self.database = database
+        self.settings = settings
+        self.clock = clock
+        self.metrics = metrics
+        self.connections = Connections(database, settings.connections)
+        self.epoch = ""
+        self._writes = 0
+
+    @property
+    def kind(self) -> str:
+        """`sqlite` or `postgresql`."""
+        return self.database.kind
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.connections.close()
+
+    # --- reading -----------------------------------------------------------------
+
+    def one(self, statement: Statement, *values: Any) -> Row | None:
+        """The first row of a statement that runs by itself. The way of the hot look-ups."""
+        compiled = statement.on(self.database.kind)
+        arranged = compiled.arrange(values) if compiled.arrange else values
+        try:
+            connection = self.connections.take()
+            try:
+                row: Row | None = connection.execute(compiled.sql, arranged).fetchone()
+            except BaseException:
+                self.connections.drop(connection)
+                raise
+        except self.database.errors as error:
+            self._after_failed_read(error)
+            return self.read_with(lambda reader: reader.one(statement, *values))
+        self.connections.give(connection)
+        return row
+
+    def all(self, statement: Statement, *values: Any) -> list[Row]:
+        """All rows of a statement that runs by itself."""
+        return self.read_with(lambda reader: reader.all(statement, *values))
+
+    def read_with(self, work: Callable[[Reader], T], *, plan_once: bool = True) -> T:
+        """Run `work` on a connection, and once more if the connection was lost."""
+        return self._with_retry(work, lambda: self.read(plan_once=plan_once))
+
+    def in_snapshot(self, work: Callable[[Reader], T]) -> T:
+        """Run `work` on one consistent state of the registry."""
+        return self._with_retry(work, self.snapshot)
+
+    def _with_retry(self, work: Callable[[Reader], T], opened: Callable[[], AbstractContextManager[Reader]]) -> T:
+        try:
+            with opened() as reader:
+                return work(reader)
+        except self.database.errors as error:
+            self._after_failed_read(error)
+        try:
+            with opened() as reader:
+                return work(reader)
+        except self.database.errors as error:
+            raise self._wrapped(error) from error
+
+    def _after_failed_read(self, error: Exception) -> None:
+        """A read may always be tried once more, on a fresh connection."""
+        if self.database.classify(error) not in (Failure.LOST, Failure.BUSY):
+            raise self._wrapped(error) from error
+        self.connections.drop_idle()
+
+    @contextmanager
+    def read(self, *, plan_once: bool = True) -> Iterator[Reader]:
+        """A connection for statements that each see the newest state."""
+        connection = self._take()
+        try:
+            yield Reader(connection, self.database, plan_once=plan_once)
+        except BaseException:
+            self.connections.drop(connection)
+            raise
+        self.connections.give(connection)
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Reader]:
+        """A connection for statements that all see the same state."""
+        connection = self._take()
+        try:
+            connection.execute(self.database.begin_snapshot)
+            yield Reader(connection, self.database)
+            connection.execute("COMMIT")
+        except BaseException:
+            self.connections.drop(connection)
+            raise
+        self.connections.give(connection)
+
+    def _take(self) -> Any:
+        try:
+            return self.connections.take()
+        except self.database.errors as error:
+            raise self.database.unreachable(error) from error
+
+    # --- writing -----------------------------------------------------------------
+
+    def write(self, work: Callable[[Transaction], T], *, commit_id: str | None = None) -> T:
+        """Run `work` in a write transaction, again and again until it commits or must not.
+
+        With `commit_id`, the transaction first flips that open commit row to committed;
+        without, it brings a row of its own, so that its outcome can be asked for too.
+        """
+        started = self.clock.monotonic()
+        attempt = 0
+        failure = None
+        with self.metrics.timed("transaction"):
+            while True:
+                attempt += 1
+                try:
+                    result = self._attempt(work, commit_id, failure)
+                except TryAgain as again:
+                    failure = again.failure
+                    self.metrics.count_retry(again.failure.value)
+                    spent = self.clock.monotonic() - started
+                    if attempt >= self.settings.retry_attempts or spent >= self.settings.retry_seconds:
+                        self.metrics.count_transaction("given_up")
+                        raise self._given_up(again) from again.cause
+                    self.clock.sleep(_backoff(attempt))
+                except BaseException:
+                    self.metrics.count_transaction("failed")
+                    raise
+                else:
+                    self.metrics.count_transaction("committed")
+                    self._prune_now_and_then()
+                    return result
+
+    def _attempt(self, work: Callable[[Transaction], T], commit_id: str | None, retried_after: Failure | None) -> T:
+        connection = self._take_for_write()
+        fence = commit_id or new_id()
+        begun_ms, begun = self.clock.now_ms(), self.clock.monotonic()
+        in_commit = False
+        try:
+            transaction = self._begin(connection, retried_after)
+            failpoints.reach("transaction.begun")
+            self._enter_commit_row(transaction, fence, opened=commit_id is not None)
+            result = work(transaction)
+            transaction.write_events()
+            failpoints.reach("transaction.before_commit")
+            in_commit = True
+            connection.execute("COMMIT")
+        except self.database.errors as error:
+            failure = self.database.classify(error)
+            self.connections.drop(connection)
+            if failure is Failure.LOST:
+                self.connections.drop_idle()
+                if in_commit:
+                    self._settle_lost_commit(fence, commit_id is not None, begun_ms, begun, error)
+                    return self._committed(transaction, result)
+            if failure in (Failure.LOST, Failure.BUSY, Failure.DUPLICATE):
+                raise TryAgain(failure, error) from error
+            raise self._wrapped(error) from error
+        except BaseException:
+            self._roll_back(connection)
+            raise
+        self.connections.give(connection)
+        failpoints.reach("transaction.after_commit")
+        return self._committed(transaction, result)
+
+    def _take_for_write(self) -> Any:
+        try:
+            return self.connections.take()
+        except self.database.errors as error:
+            if self.database.classify(error) in (Failure.LOST, Failure.BUSY):
+                raise TryAgain(self.database.classify(error), error) from error
+            raise self.database.unreachable(error) from error
+
+    def _begin(self, connection: Any, retried_after: Failure | None) -> Transaction:
+        found = self.database.epoch_of(connection.execute(self.database.begin_write))
+        if self.epoch and found != self.epoch:
+            raise EpochChanged(
+                "the book was restored or rebuilt since it was opened here",
+                on=self.database.shown,
+                remedy="Open the book again, and check what this process wrote last",
+            )
+        return Transaction(connection, self.database, self.clock, self.epoch, retried_after)
+
+    def _enter_commit_row(self, transaction: Transaction, fence: str, *, opened: bool) -> None:
+        now = self.clock.now_ms()
+        if not opened:
+            transaction.run(INSERT_COMMIT, fence, FENCE, "committed", self.epoch, owner(), now, now)
+        elif transaction.run(COMMIT_OPEN, now, fence, self.epoch) != 1:
+            raise CommitAborted(
+                "it was fenced or has been used before",
+                on=f"commit {fence}",
+                remedy="Ask for its outcome, and begin again with a new commit",
+            )
+
+    def _roll_back(self, connection: Any) -> None:
+        try:
+            connection.execute("ROLLBACK")
+        except self.database.errors:
+            self.connections.drop(connection)
+        else:
+            self.connections.give(connection)
+
+    def _committed(self, transaction: Transaction, result: T) -> T:
+        for table, number in transaction.captured.items():
+            self.metrics.count_events(table, number)
+        for action in transaction.after_commit:
+            action()
+        return result
+
+    # --- the fence ---------------------------------------------------------------
+
+    def _settle_lost_commit(self, fence: str, opened: bool, begun_ms: int, begun: float, error: Exception) -> None:
+        """Return if the lost COMMIT took effect; ask for another attempt if it never will."""
+        deadline = self.clock.monotonic() + self.settings.retry_seconds
+        attempt = 0
+        while True:
+            attempt += 1
+            elapsed_ms = max(self.clock.now_ms() - begun_ms, (self.clock.monotonic() - begun) * 1000)
+            if elapsed_ms > _FENCE_ASKED_MS and not opened:
+                break  # The fence may have been pruned: its absence would prove nothing.
+            try:
+                state = self._fence_open(fence) if opened else self._fence_unopened(fence)
+            except self.database.errors as failed:
+                if self.database.classify(failed) not in (Failure.LOST, Failure.BUSY):
+                    break
+                if self.clock.monotonic() >= deadline:
+                    break
+                self.clock.sleep(_backoff(attempt))
+                continue
+            self.metrics.count_settled(state)
+            if state == "committed":
+                return
+            if opened:
+                raise CommitAborted(
+                    "the connection was lost during COMMIT and it did not take effect",
+                    on=f"commit {fence}",
+                    remedy="Begin again with a new commit",
+                ) from error
+            raise TryAgain(Failure.LOST, error) from error
+        raise CommitOutcomeUnknown(
+            "the connection was lost during COMMIT and the registry does not answer",
+            on=f"commit {fence}",
+            remedy="When the registry is back, look whether the change is there before you repeat it",
+        ) from error
+
+    def settle(self, commit_id: str) -> str:
+        """Settle an opened commit for good: `committed`, or `aborted` from now on."""
+        for attempt in range(1, self.settings.retry_attempts + 1):
+            try:
+                return self._fence_open(commit_id)
+            except self.database.errors as error:
+                if self.database.classify(error) not in (Failure.LOST, Failure.BUSY):
+                    raise self._wrapped(error) from error
+                self.connections.drop_idle()
+                self.clock.sleep(_backoff(attempt))
+        raise RegistryBusy("its COMMIT is still in flight", on=f"commit {commit_id}", remedy="Ask again later")
+
+    def _fence_open(self, commit_id: str) -> str:
+        """Try `open → aborted`, which waits for a COMMIT in flight, then say what is true."""
+        connection = self.connections.take()
+        try:
+            reader = Reader(connection, self.database)
+            reader._execute(ABORT_OPEN, (self.clock.now_ms(), commit_id))
+            row = reader.one(STATE_OF_COMMIT, commit_id)
+        except BaseException:
+            self.connections.drop(connection)
+            raise
+        self.connections.give(connection)
+        if row is None:
+            raise CommitNotFound("there is no such commit", on=f"commit {commit_id}")
+        return str(row[0])
+
+    def _fence_unopened(self, fence: str) -> str:
+        """Take the id of a transaction that brought its own row: who is first decides."""
+        connection = self.connections.take()
+        now = self.clock.now_ms()
+        try:
+            Reader(connection, self.database)._execute(
+                INSERT_COMMIT, (fence, FENCE, "aborted", self.epoch, owner(), now, now)
+            )
+        except self.database.errors as error:
+            self.connections.drop(connection)
+            if self.database.classify(error) is Failure.DUPLICATE:
+                return "committed"
+            raise
+        self.connections.give(connection)
+        return "aborted"
+
+    def write_opened(self, kind: str, work: Callable[[Transaction, str], T]) -> T:
+        """Open a commit row, then run `work` in the transaction that commits it.
+
+        Where the row cannot be committed any more it is aborted, so that none stays open.
+        """
+        for attempt in range(1, self.settings.retry_attempts + 1):
+            commit_id = self.open_commit(kind)
+            try:
+                return self.write(partial(_with_commit, work, commit_id), commit_id=commit_id)
+            except CommitAborted:
+                # The connection was lost during COMMIT, and the fence says it never took effect.
+                if attempt == self.settings.retry_attempts:
+                    raise
+            except CommitOutcomeUnknown:
+                raise
+            except BaseException:
+                with suppress(LakebookError):
+                    self.settle(commit_id)
+                raise
+        raise AssertionError("unreachable")
+
+    def open_commit(self, kind: str) -> str:
+        """Open a commit row; its transaction will begin by committing it."""
+        commit_id = new_id()
+        self.write(lambda transaction: open_commit_row(transaction, commit_id, kind))
+        failpoints.reach("commit.opened")
+        return commit_id
+
+    def prune_fences(self, most: int = 10_000) -> int:
+        """Remove fences that nobody can ask for any more."""
+        before = self.clock.now_ms() - FENCE_KEPT_MS
+        with self.read() as reader:
+            return int(reader._execute(PRUNE_FENCES, (before, most)).rowcount)
+
+    def _prune_now_and_then(self) -> None:
+        self._writes += 1
+        if self._writes % _WRITES_BETWEEN_PRUNES == 0:
+            with suppress(self.database.errors):  # Somebody else may write just now; the next turn does it.
+                self.prune_fences()
+
+    # --- errors ------------------------------------------------------------------
+
+    def _given_up(self, again: TryAgain) -> LakebookError:
+        if again.failure is Failure.LOST:
+            return self.database.unreachable(again.cause or again)
+        return RegistryBusy(
+            f"other writers held it for too long ({again.failure.value})",
+            on=self.database.shown,
+            remedy="Try again; if it stays so, look for a transaction that was left open",
+        )
+
+    def _wrapped(self, error: Exception) -> LakebookError:
+        failure = self.database.classify(error)
+        if failure in (Failure.LOST, Failure.CORRUPT):
+            return self.database.unreachable(error)
+        if failure is Failure.BUSY:
+            return RegistryBusy("it is locked", on=self.database.shown, remedy="Try again")
+        code = getattr(error, "sqlstate", None) or getattr(error, "sqlite_errorname", None) or type(error).__name__
+        return RegistryCorrupt(
+            f"the database refused a statement ({code})", on=self.database.shown, remedy="Run lakebook doctor"
+        )
+
+    def lock_out_writers(self, transaction: Transaction) -> None:
+        """Wait until every other write transaction has ended, and keep new ones out."""
+        if isinstance(self.database, PostgreSQL):
+            transaction._connection.execute(self.database.lock_out_writers)
+
+
+def _with_commit(work: Callable[[Transaction, str], T], commit_id: str, transaction: Transaction) -> T:
+    return work(transaction, commit_id)
+
+
+def _backoff(attempt: int) -> float:
+    return min(_BACKOFF_LAST, _BACKOFF_FIRST * 2.0**attempt) * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, no secret

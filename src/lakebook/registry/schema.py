@@ -1,0 +1,337 @@
+"""The declared schema of the registry. Migrations, replayed from empty, give exactly this.
+
+Times are milliseconds since 1970 (UTC). Every row that has a name also has an internal
+id, and everything else refers to the id: a name can be dropped and taken again at once.
+Nothing cascades.
+
+States, beside the tables that hold them:
+
+    commits.state           open → committed | aborted       (one way; the fence)
+    temporary_files.state   waiting → deleting               (one way; then the row goes)
+    topics.deleted_at       null → time                      (one way; then the row goes)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.types import UserDefinedType
+
+MAX_BIGINT = 2**63 - 1
+MAX_INTEGER = 2**31 - 1
+
+
+class Xid8(UserDefinedType[int]):
+    """PostgreSQL's 64-bit transaction id, which never wraps around."""
+
+    cache_ok = True
+
+    def get_col_spec(self, **_: Any) -> str:
+        return "XID8"
+
+
+def _json() -> sa.types.TypeEngine[Any]:
+    return sa.JSON().with_variant(JSONB(), "postgresql")
+
+
+def _id() -> sa.Column[int]:
+    # SQLite counts ids up for ever only if the column is INTEGER PRIMARY KEY AUTOINCREMENT.
+    return sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), sa.Identity(), primary_key=True)
+
+
+def _name() -> sa.types.TypeEngine[str]:
+    # Names sort by their bytes on both databases, whatever the server's locale is.
+    return sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
+
+
+def _time(name: str, *, nullable: bool = False) -> sa.Column[int]:
+    return sa.Column(name, sa.BigInteger, nullable=nullable)
+
+
+metadata = sa.MetaData(
+    naming_convention={
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    }
+)
+
+book = sa.Table(
+    "book",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("book_id", sa.Text, nullable=False),
+    sa.Column("epoch", sa.Text, nullable=False),
+    sa.Column("warehouse", sa.Text, nullable=False),
+    _time("created_at"),
+    _time("epoch_since"),
+    sa.CheckConstraint("id = 1", name="single"),
+    comment="One row: who this book is, which life of it this is, where its bytes are.",
+)
+
+lake_objects = sa.Table(
+    "lake_objects",
+    metadata,
+    _id(),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("last_sequence", sa.BigInteger, nullable=False),
+    _time("last_commit_at"),
+    sa.CheckConstraint("kind IN ('topic', 'partition', 'group', 'table')", name="kind"),
+    sa.CheckConstraint("last_sequence >= 0", name="last_sequence"),
+    sqlite_autoincrement=True,
+    comment="The unit of order and of locking. The row is the lock; it hands out the events' sequence.",
+)
+
+commits = sa.Table(
+    "commits",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("epoch", sa.Text, nullable=False),
+    sa.Column("owner", sa.Text, nullable=False),
+    _time("opened_at"),
+    _time("finished_at", nullable=True),
+    sa.CheckConstraint("state IN ('open', 'committed', 'aborted')", name="state"),
+    sa.CheckConstraint("(state = 'open') = (finished_at IS NULL)", name="finished"),
+    sa.Index("idx_commits_finished_at", "kind", "finished_at"),
+    sa.Index(
+        "idx_commits_open",
+        "opened_at",
+        sqlite_where=sa.text("state = 'open'"),
+        postgresql_where=sa.text("state = 'open'"),
+    ),
+    comment="One row per write: the fence that settles a COMMIT whose outcome is unknown.",
+)
+
+events = sa.Table(
+    "events",
+    metadata,
+    _id(),
+    sa.Column("xid", Xid8().with_variant(sa.BigInteger(), "sqlite"), nullable=True),
+    # No foreign key: a log of many rows, whose object's lock the transaction holds anyway.
+    sa.Column("object_id", sa.BigInteger, nullable=False),
+    sa.Column("sequence", sa.BigInteger, nullable=False),
+    sa.Column("table_name", sa.Text, nullable=False),
+    sa.Column("operation", sa.Text, nullable=False),
+    sa.Column("key", _json(), nullable=False),
+    sa.Column("row_after", _json(), nullable=True),
+    sa.Column("row_before", _json(), nullable=True),
+    _time("occurred_at"),
+    sa.UniqueConstraint("object_id", "sequence"),
+    sa.CheckConstraint("operation IN ('insert', 'update', 'delete')", name="operation"),
+    sa.CheckConstraint("sequence > 0", name="sequence"),
+    # SQLite has no use for it and keeps it empty.
+    sa.Index("idx_events_xid", "xid", sqlite_where=sa.text("xid IS NOT NULL")),
+    sqlite_autoincrement=True,
+    comment="Captured changes, one per changed row, in the order of commits per lake object.",
+)
+
+cursors = sa.Table(
+    "cursors",
+    metadata,
+    sa.Column("subscriber", sa.Text, primary_key=True),
+    sa.Column("position", sa.Text, nullable=False),
+    _time("updated_at"),
+    comment="How far each subscriber has read the events.",
+)
+
+topics = sa.Table(
+    "topics",
+    metadata,
+    _id(),
+    sa.Column("object_id", sa.BigInteger, sa.ForeignKey("lake_objects.id"), nullable=False),
+    sa.Column("name", _name(), nullable=False),
+    sa.Column("partition_count", sa.Integer, nullable=False),
+    sa.Column("retention_ms", sa.BigInteger, nullable=True),
+    sa.Column("config", _json(), nullable=False),
+    _time("created_at"),
+    _time("updated_at"),
+    _time("deleted_at", nullable=True),
+    sa.CheckConstraint("partition_count > 0", name="partition_count"),
+    sa.CheckConstraint("retention_ms > 0", name="retention_ms"),
+    sa.Index(
+        "idx_topics_live_name",
+        "name",
+        unique=True,
+        sqlite_where=sa.text("deleted_at IS NULL"),
+        postgresql_where=sa.text("deleted_at IS NULL"),
+    ),
+    sa.Index("idx_topics_created_at", "created_at"),
+    sqlite_autoincrement=True,
+    comment="Streams. A name is unique among live topics; a deleted one keeps its row until it is emptied.",
+)
+
+partitions = sa.Table(
+    "partitions",
+    metadata,
+    sa.Column("topic_id", sa.BigInteger, sa.ForeignKey("topics.id"), primary_key=True),
+    sa.Column("partition_id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("object_id", sa.BigInteger, sa.ForeignKey("lake_objects.id"), nullable=False),
+    sa.Column("log_start", sa.BigInteger, nullable=False),
+    sa.Column("high_watermark", sa.BigInteger, nullable=False),
+    _time("created_at"),
+    _time("updated_at"),
+    sa.CheckConstraint("partition_id >= 0", name="partition_id"),
+    sa.CheckConstraint("log_start >= 0 AND log_start <= high_watermark", name="log_start"),
+    sa.Index("idx_partitions_topic", "topic_id"),
+    comment="Ordered shards of a topic. high_watermark is the next offset to be written.",
+)
+
+segments = sa.Table(
+    "segments",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("topic_id", sa.BigInteger, nullable=False),
+    sa.Column("partition_id", sa.Integer, nullable=False),
+    sa.Column("base_offset", sa.BigInteger, nullable=False),
+    sa.Column("end_offset", sa.BigInteger, nullable=False),
+    sa.Column("record_count", sa.Integer, nullable=False),
+    sa.Column("size_bytes", sa.BigInteger, nullable=False),
+    sa.Column("s3_bucket", sa.Text, nullable=False),
+    sa.Column("s3_key", sa.Text, nullable=False),
+    sa.Column("checksum", sa.Text, nullable=True),
+    _time("min_timestamp"),
+    _time("max_timestamp"),
+    _time("newest_timestamp"),
+    sa.Column("commit_id", sa.Text, nullable=False),
+    sa.Column("producer_id", sa.Text, nullable=True),
+    sa.Column("producer_epoch", sa.Integer, nullable=True),
+    sa.Column("first_sequence", sa.BigInteger, nullable=True),
+    sa.Column("last_sequence", sa.BigInteger, nullable=True),
+    _time("created_at"),
+    sa.ForeignKeyConstraint(["topic_id", "partition_id"], ["partitions.topic_id", "partitions.partition_id"]),
+    sa.CheckConstraint("base_offset >= 0 AND end_offset >= base_offset", name="offsets"),
+    sa.CheckConstraint("end_offset - base_offset = record_count - 1", name="record_count"),
+    sa.CheckConstraint("size_bytes >= 0", name="size_bytes"),
+    sa.CheckConstraint("min_timestamp <= max_timestamp AND max_timestamp <= newest_timestamp", name="timestamps"),
+    sa.Index("idx_segments_location", "topic_id", "partition_id", "base_offset", unique=True),
+    sa.Index("idx_segments_s3_path", "s3_bucket", "s3_key", unique=True),
+    sa.Index("idx_segments_offsets", "topic_id", "partition_id", "base_offset", "end_offset"),
+    sa.Index("idx_segments_newest_timestamp", "topic_id", "partition_id", "newest_timestamp", "base_offset"),
+    sa.Index(
+        "idx_segments_batch",
+        "topic_id",
+        "partition_id",
+        "producer_id",
+        "producer_epoch",
+        "first_sequence",
+        unique=True,
+        sqlite_where=sa.text("producer_id IS NOT NULL"),
+        postgresql_where=sa.text("producer_id IS NOT NULL"),
+    ),
+    sa.Index("idx_segments_created_at", "created_at"),
+    comment="Immutable files of a partition. newest_timestamp is the largest max_timestamp up to here, so that"
+    " a time is found by one step into an index.",
+)
+
+append_turns = sa.Table(
+    "append_turns",
+    metadata,
+    sa.Column("topic_id", sa.BigInteger, primary_key=True),
+    sa.Column("partition_id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("token", sa.BigInteger, nullable=False),
+    sa.Column("holder", sa.Text, nullable=True),
+    sa.Column("commit_id", sa.Text, nullable=True),
+    _time("expires_at"),
+    sa.ForeignKeyConstraint(["topic_id", "partition_id"], ["partitions.topic_id", "partitions.partition_id"]),
+    sa.CheckConstraint("token > 0", name="token"),
+    comment="Who may stamp offsets of a partition now. The token grows with every holder and fences the former.",
+)
+
+producers = sa.Table(
+    "producers",
+    metadata,
+    sa.Column("producer_id", sa.Text, primary_key=True),
+    sa.Column("epoch", sa.Integer, nullable=False),
+    _time("updated_at"),
+    sa.CheckConstraint("epoch >= 0", name="epoch"),
+    comment="The newest epoch of each producer id; older ones are fenced.",
+)
+
+producer_batches = sa.Table(
+    "producer_batches",
+    metadata,
+    sa.Column("topic_id", sa.BigInteger, primary_key=True),
+    sa.Column("partition_id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("producer_id", sa.Text, primary_key=True),
+    sa.Column("producer_epoch", sa.Integer, nullable=False),
+    sa.Column("first_sequence", sa.BigInteger, nullable=False),
+    sa.Column("last_sequence", sa.BigInteger, nullable=False),
+    sa.Column("base_offset", sa.BigInteger, nullable=False),
+    sa.Column("end_offset", sa.BigInteger, nullable=False),
+    sa.Column("segment_id", sa.Text, nullable=False),
+    sa.ForeignKeyConstraint(["topic_id", "partition_id"], ["partitions.topic_id", "partitions.partition_id"]),
+    sa.CheckConstraint("first_sequence >= 0 AND first_sequence <= last_sequence", name="sequence"),
+    comment="The last batch each producer landed in a partition; it outlives the segment's retention.",
+)
+
+consumer_groups = sa.Table(
+    "consumer_groups",
+    metadata,
+    _id(),
+    sa.Column("object_id", sa.BigInteger, sa.ForeignKey("lake_objects.id"), nullable=False),
+    sa.Column("group_id", _name(), nullable=False),
+    sa.Column("generation", sa.BigInteger, nullable=False),
+    _time("created_at"),
+    _time("updated_at"),
+    sa.UniqueConstraint("group_id"),
+    sa.CheckConstraint("generation >= 0", name="generation"),
+    sqlite_autoincrement=True,
+    comment="Consumer groups. Generation 0: the group has had no members that share its partitions.",
+)
+
+consumer_offsets = sa.Table(
+    "consumer_offsets",
+    metadata,
+    sa.Column("consumer_group_id", sa.BigInteger, sa.ForeignKey("consumer_groups.id"), primary_key=True),
+    sa.Column("topic_id", sa.BigInteger, primary_key=True),
+    sa.Column("partition_id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("committed_offset", sa.BigInteger, nullable=False),
+    sa.Column("metadata", sa.Text, nullable=True),
+    _time("committed_at"),
+    sa.ForeignKeyConstraint(["topic_id", "partition_id"], ["partitions.topic_id", "partitions.partition_id"]),
+    sa.CheckConstraint("committed_offset >= 0", name="committed_offset"),
+    sa.Index("idx_consumer_offsets_group", "consumer_group_id"),
+    sa.Index("idx_consumer_offsets_topic", "topic_id", "partition_id"),
+    sa.Index("idx_consumer_offsets_committed_at", "committed_at"),
+    comment="The next offset each group will read.",
+)
+
+offset_resets = sa.Table(
+    "offset_resets",
+    metadata,
+    _id(),
+    sa.Column("consumer_group_id", sa.BigInteger, nullable=False),
+    sa.Column("topic_id", sa.BigInteger, nullable=False),
+    sa.Column("partition_id", sa.Integer, nullable=False),
+    sa.Column("group_sequence", sa.BigInteger, nullable=False),
+    sa.Column("from_offset", sa.BigInteger, nullable=True),
+    sa.Column("to_offset", sa.BigInteger, nullable=False),
+    sa.Column("target", sa.Text, nullable=False),
+    sa.Column("reason", sa.Text, nullable=True),
+    _time("reset_at"),
+    sa.Index("idx_offset_resets_group", "consumer_group_id", "topic_id", "partition_id"),
+    sqlite_autoincrement=True,
+    comment="Every explicit reset of a committed offset: the only way it can move backwards.",
+)
+
+temporary_files = sa.Table(
+    "temporary_files",
+    metadata,
+    sa.Column("file_path", _name(), primary_key=True),
+    sa.Column("file_size", sa.BigInteger, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    _time("added_at"),
+    _time("expiration"),
+    sa.CheckConstraint("state IN ('waiting', 'deleting')", name="state"),
+    sa.CheckConstraint("file_size >= 0", name="file_size"),
+    sa.Index("idx_temporary_files_expiration", "expiration"),
+    comment="Files that nothing refers to any more and that go when their grace has passed.",
+)
+
+CAPTURED = (topics, partitions, segments, consumer_groups, consumer_offsets)

@@ -1,0 +1,447 @@
+"""Segments: recording them without overlap or hole, finding them, and removing whole ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+from lakebook.clock import to_ms
+from lakebook.errors import (
+    InvalidSegment,
+    OffsetBeyondWatermark,
+    PathInUse,
+    PathOutsideWarehouse,
+    SegmentAlreadyExists,
+    SegmentGap,
+    SegmentOverlap,
+)
+from lakebook.names import check_id, check_name, check_path, shown
+from lakebook.registry import schema
+from lakebook.registry.changes import delete_rows, insert_rows, row_of, update_row
+from lakebook.registry.databases import Failure
+from lakebook.registry.offsets import MAX_OFFSET, check_offset
+from lakebook.registry.partitions import check_partition_id, locked_partition
+from lakebook.registry.schema import MAX_BIGINT, MAX_INTEGER
+from lakebook.registry.statements import ONE, POSTGRESQL, SQLITE, Statement, among, bind
+from lakebook.registry.temporary_files import FILES_AMONG, add_temporary_files
+from lakebook.registry.transactions import Row, Transaction, new_id
+
+_t = schema.topics.c
+_p = schema.partitions.c
+_s = schema.segments.c
+
+
+@dataclass(frozen=True)
+class SegmentInfo:
+    """A segment: the offsets `base_offset` to `end_offset` of a partition, in one immutable file.
+
+    For a new one, `id`, `s3_bucket`, `created_at` and the timestamps may be left out: the id is
+    then made, the bucket is the warehouse's root, and the records count as written when recorded.
+    """
+
+    topic: str
+    partition_id: int
+    base_offset: int
+    end_offset: int
+    record_count: int
+    size_bytes: int
+    s3_key: str
+    id: str = ""
+    s3_bucket: str = ""
+    created_at: datetime | None = None
+    min_timestamp: datetime | None = None
+    max_timestamp: datetime | None = None
+    checksum: str | None = None
+    producer_id: str | None = None
+    producer_epoch: int | None = None
+    first_sequence: int | None = None
+    last_sequence: int | None = None
+
+
+_SEGMENT = (
+    _t.name,
+    _s.partition_id,
+    _s.base_offset,
+    _s.end_offset,
+    _s.record_count,
+    _s.size_bytes,
+    _s.s3_key,
+    _s.id,
+    _s.s3_bucket,
+    _s.created_at,
+    _s.min_timestamp,
+    _s.max_timestamp,
+    _s.checksum,
+    _s.producer_id,
+    _s.producer_epoch,
+    _s.first_sequence,
+    _s.last_sequence,
+)
+_FIELDS = tuple(SegmentInfo.__dataclass_fields__)
+_CREATED, _MIN, _MAX = (_FIELDS.index(name) for name in ("created_at", "min_timestamp", "max_timestamp"))
+END_OFFSET = _FIELDS.index("end_offset")
+
+# Segments below the log start are on their way out and no longer there for readers.
+_visible = (
+    sa.select(*_SEGMENT)
+    .select_from(
+        schema.topics.join(schema.partitions, _p.topic_id == _t.id).join(
+            schema.segments, sa.and_(_s.topic_id == _p.topic_id, _s.partition_id == _p.partition_id)
+        )
+    )
+    .where(
+        _t.name == bind("name"),
+        _t.deleted_at.is_(None),
+        _p.partition_id == bind("number"),
+        _s.base_offset >= _p.log_start,
+    )
+)
+# "The last one that begins at or before the offset" is one step into an index, hit or miss;
+# its end is compared afterwards. A condition on both columns would scan on a miss.
+FIND_BY_OFFSET = Statement(
+    _visible.where(_s.base_offset <= bind("offset")).order_by(_s.base_offset.desc()).limit(ONE),
+    "name",
+    "number",
+    "offset",
+)
+FIND_BY_TIMESTAMP = Statement(
+    _visible.where(_s.newest_timestamp >= bind("moment")).order_by(_s.newest_timestamp, _s.base_offset).limit(ONE),
+    "name",
+    "number",
+    "moment",
+)
+FIND_BY_TIMESTAMP_AFTER = Statement(
+    _visible.where(_s.max_timestamp >= bind("moment"), _s.base_offset > bind("after"))
+    .order_by(_s.base_offset)
+    .limit(ONE),
+    "name",
+    "number",
+    "moment",
+    "after",
+)
+LIST_SEGMENTS = Statement(
+    _visible.where(_s.base_offset > bind("after")).order_by(_s.base_offset).limit(bind("most", sa.Integer)),
+    "name",
+    "number",
+    "after",
+    "most",
+)
+LAST_SEGMENT = Statement(
+    sa.select(_s.newest_timestamp)
+    .where(_s.topic_id == bind("topic_id"), _s.partition_id == bind("number"))
+    .order_by(_s.base_offset.desc())
+    .limit(ONE),
+    "topic_id",
+    "number",
+)
+_of_any_partition = sa.select(*_SEGMENT).select_from(schema.segments.join(schema.topics, _t.id == _s.topic_id))
+FIND_BY_ID = Statement(_of_any_partition.where(_s.id == bind("segment_id")), "segment_id")
+FIND_BY_BATCH = Statement(
+    _of_any_partition.where(
+        _s.topic_id == bind("topic_id"),
+        _s.partition_id == bind("number"),
+        _s.producer_id == bind("producer"),
+        _s.producer_epoch == bind("epoch"),
+        _s.first_sequence == bind("first"),
+    ),
+    "topic_id",
+    "number",
+    "producer",
+    "epoch",
+    "first",
+)
+_ids_among = {
+    database: sa.select(_s.id).where(among(_s.id, "ids", database)).limit(ONE) for database in (SQLITE, POSTGRESQL)
+}
+IDS_AMONG = Statement(_ids_among[SQLITE], "ids", postgresql=_ids_among[POSTGRESQL])
+_paths_among = {
+    database: sa.select(_s.s3_key).where(_s.s3_bucket == bind("bucket"), among(_s.s3_key, "paths", database)).limit(ONE)
+    for database in (SQLITE, POSTGRESQL)
+}
+PATHS_AMONG = Statement(_paths_among[SQLITE], "bucket", "paths", postgresql=_paths_among[POSTGRESQL])
+CONTAINING_OR_NEXT = Statement(
+    sa.select(_s.base_offset)
+    .where(
+        _s.topic_id == bind("topic_id"),
+        _s.partition_id == bind("number"),
+        _s.base_offset
+        >= sa.func.coalesce(
+            sa.select(sa.case((_s.end_offset >= bind("offset"), _s.base_offset), else_=_s.base_offset + 1))
+            .where(_s.topic_id == bind("topic_id"), _s.partition_id == bind("number"), _s.base_offset <= bind("offset"))
+            .order_by(_s.base_offset.desc())
+            .limit(ONE)
+            .scalar_subquery(),
+            0,
+        ),
+    )
+    .order_by(_s.base_offset)
+    .limit(ONE),
+    "topic_id",
+    "number",
+    "offset",
+)
+BELOW = Statement(
+    sa.select(schema.segments)
+    .where(_s.topic_id == bind("topic_id"), _s.partition_id == bind("number"), _s.base_offset < bind("offset"))
+    .order_by(_s.base_offset)
+    .limit(bind("most", sa.Integer)),
+    "topic_id",
+    "number",
+    "offset",
+    "most",
+)
+PARTITION_WITH_SEGMENTS = Statement(
+    sa.select(_s.partition_id).where(_s.topic_id == bind("topic_id")).order_by(_s.partition_id).limit(ONE), "topic_id"
+)
+
+_from_timestamp = datetime.fromtimestamp
+_new = SegmentInfo.__new__
+
+
+def segment_from(row: Row) -> SegmentInfo:
+    """A segment from the columns of `FIND_BY_OFFSET`."""
+    # A frozen dataclass sets its fields one by one; filling its dictionary at once is three
+    # times as fast, and this is the hottest place there is.
+    segment = _new(SegmentInfo)
+    fields = dict(zip(_FIELDS, row, strict=True))
+    fields["created_at"] = _from_timestamp(row[_CREATED] / 1000, UTC)
+    fields["min_timestamp"] = _from_timestamp(row[_MIN] / 1000, UTC)
+    fields["max_timestamp"] = _from_timestamp(row[_MAX] / 1000, UTC)
+    segment.__dict__.update(fields)
+    return segment
+
+
+def check_segment(segment: object, warehouse: str) -> SegmentInfo:
+    """Return `segment` if its description makes sense by itself."""
+    if not isinstance(segment, SegmentInfo):
+        raise InvalidSegment(f"{shown(segment)} is not a SegmentInfo", on="segment")
+    check_name("topic", segment.topic)
+    check_partition_id(segment.topic, segment.partition_id)
+    on = f"segment of {segment.topic}/{segment.partition_id}"
+    # The watermark is one more than the last offset and has to fit too.
+    check_offset(segment.base_offset, on, most=MAX_OFFSET - 1)
+    check_offset(segment.end_offset, on, most=MAX_OFFSET - 1)
+    if segment.end_offset < segment.base_offset:
+        raise InvalidSegment(
+            f"it ends at {segment.end_offset}, before its base offset {segment.base_offset}",
+            on=on,
+            remedy="end_offset is the offset of its last record",
+        )
+    _check_count(segment.record_count, 1, MAX_INTEGER, "record_count", on)
+    if segment.record_count != segment.end_offset - segment.base_offset + 1:
+        raise InvalidSegment(
+            f"{segment.record_count} records cannot have the offsets {segment.base_offset} to {segment.end_offset}",
+            on=on,
+            remedy="Offsets are gapless: record_count = end_offset - base_offset + 1",
+        )
+    _check_count(segment.size_bytes, 0, MAX_BIGINT, "size_bytes", on)
+    check_path(segment.s3_key)
+    if segment.s3_bucket not in ("", warehouse):
+        raise PathOutsideWarehouse(
+            f"the bucket {shown(segment.s3_bucket)} is not the warehouse's root {shown(warehouse)}",
+            on=on,
+            remedy="Leave s3_bucket out",
+        )
+    if segment.id != "":
+        check_id("segment", segment.id)
+    _check_times(segment, on)
+    _check_batch(segment, on)
+    return segment
+
+
+def _check_count(value: object, least: int, most: int, name: str, on: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise InvalidSegment(f"{name} cannot be {shown(value)}", on=on, remedy=f"Use {least} to {most}")
+
+
+def _check_times(segment: SegmentInfo, on: str) -> None:
+    for name in ("created_at", "min_timestamp", "max_timestamp"):
+        moment = getattr(segment, name)
+        if moment is not None and (not isinstance(moment, datetime) or moment.tzinfo is None):
+            raise InvalidSegment(f"{name} has to be an aware datetime, not {shown(moment)}", on=on)
+    if (segment.min_timestamp is None) != (segment.max_timestamp is None):
+        raise InvalidSegment("min_timestamp and max_timestamp go together", on=on)
+    if segment.min_timestamp and segment.max_timestamp and segment.min_timestamp > segment.max_timestamp:
+        raise InvalidSegment("its min_timestamp is after its max_timestamp", on=on)
+    if segment.checksum is not None and not (
+        isinstance(segment.checksum, str) and segment.checksum.isascii() and ":" in segment.checksum
+    ):
+        raise InvalidSegment(f"the checksum {shown(segment.checksum)} is not 'algorithm:value'", on=on)
+
+
+def _check_batch(segment: SegmentInfo, on: str) -> None:
+    batch = (segment.producer_id, segment.producer_epoch, segment.first_sequence, segment.last_sequence)
+    if batch == (None, None, None, None):
+        return
+    if None in batch:
+        raise InvalidSegment("producer_id, producer_epoch, first_sequence and last_sequence go together", on=on)
+    check_id("producer", segment.producer_id)
+    _check_count(segment.producer_epoch, 0, MAX_INTEGER, "producer_epoch", on)
+    _check_count(segment.first_sequence, 0, MAX_BIGINT, "first_sequence", on)
+    _check_count(segment.last_sequence, 0, MAX_BIGINT, "last_sequence", on)
+    assert segment.first_sequence is not None and segment.last_sequence is not None
+    if segment.last_sequence - segment.first_sequence + 1 != segment.record_count:
+        raise InvalidSegment(
+            f"{segment.record_count} records cannot have the sequence {segment.first_sequence}"
+            f" to {segment.last_sequence}",
+            on=on,
+            remedy="Every record has a sequence number of its own",
+        )
+
+
+def check_distinct(segments: Sequence[SegmentInfo]) -> None:
+    """Refuse a batch that names an id or a path twice."""
+    ids = [segment.id for segment in segments if segment.id]
+    if len(set(ids)) != len(ids):
+        raise SegmentAlreadyExists("the batch names a segment id twice", on="segments")
+    if len({segment.s3_key for segment in segments}) != len(segments):
+        raise PathInUse("the batch names a path twice", on="segments", remedy="Every segment has a file of its own")
+
+
+def record_segments(
+    transaction: Transaction,
+    partition: dict[str, Any],
+    segments: Sequence[SegmentInfo],
+    *,
+    commit_id: str,
+    warehouse: str,
+) -> list[SegmentInfo]:
+    """Record segments of one locked partition and move its watermark, in one transaction."""
+    topic_id, number, object_id = partition["topic_id"], partition["partition_id"], partition["object_id"]
+    now = transaction.time_of(object_id)
+    _refuse_taken(transaction, segments, warehouse)
+    last = transaction.one(LAST_SEGMENT, topic_id, number)
+    newest = last[0] if last else None
+    watermark = partition["high_watermark"]
+    rows, recorded = [], []
+    for segment in segments:
+        check_base(segment, watermark)
+        watermark = segment.end_offset + 1
+        least = now if segment.min_timestamp is None else to_ms(segment.min_timestamp)
+        most = now if segment.max_timestamp is None else to_ms(segment.max_timestamp)
+        newest = most if newest is None or most > newest else newest
+        segment_id = segment.id or new_id()
+        rows.append(
+            {
+                "id": segment_id,
+                "topic_id": topic_id,
+                "partition_id": number,
+                "base_offset": segment.base_offset,
+                "end_offset": segment.end_offset,
+                "record_count": segment.record_count,
+                "size_bytes": segment.size_bytes,
+                "s3_bucket": warehouse,
+                "s3_key": segment.s3_key,
+                "checksum": segment.checksum,
+                "min_timestamp": least,
+                "max_timestamp": most,
+                "newest_timestamp": newest,
+                "commit_id": commit_id,
+                "producer_id": segment.producer_id,
+                "producer_epoch": segment.producer_epoch,
+                "first_sequence": segment.first_sequence,
+                "last_sequence": segment.last_sequence,
+                "created_at": now,
+            }
+        )
+        recorded.append(_recorded(segment, segment_id, warehouse, now, least, most))
+    insert_rows(transaction, object_id, schema.segments, rows)
+    update_row(transaction, object_id, schema.partitions, partition, {"high_watermark": watermark, "updated_at": now})
+    return recorded
+
+
+def _recorded(segment: SegmentInfo, segment_id: str, warehouse: str, now: int, least: int, most: int) -> SegmentInfo:
+    recorded = _new(SegmentInfo)
+    recorded.__dict__.update(
+        segment.__dict__,
+        id=segment_id,
+        s3_bucket=warehouse,
+        created_at=_from_timestamp(now / 1000, UTC),
+        min_timestamp=_from_timestamp(least / 1000, UTC),
+        max_timestamp=_from_timestamp(most / 1000, UTC),
+    )
+    return recorded
+
+
+def check_base(segment: SegmentInfo, watermark: int) -> None:
+    """Refuse a segment that does not begin exactly at the high watermark."""
+    on = f"{segment.topic}/{segment.partition_id}"
+    if segment.base_offset < watermark:
+        raise SegmentOverlap(
+            f"the offset {segment.base_offset} is taken: the high watermark is {watermark}",
+            on=on,
+            remedy=f"Stamp the segment again from {watermark}",
+        )
+    if segment.base_offset > watermark:
+        raise SegmentGap(
+            f"the offset {segment.base_offset} would leave a hole: the high watermark is {watermark}",
+            on=on,
+            remedy=f"Stamp the segment again from {watermark}",
+        )
+
+
+def _refuse_taken(transaction: Transaction, segments: Sequence[SegmentInfo], warehouse: str) -> None:
+    paths = transaction.listed(segment.s3_key for segment in segments)
+    # A path that waits for its removal must never count again: the file is about to go.
+    waiting = transaction.one(FILES_AMONG, paths)
+    if waiting is not None:
+        raise _path_in_use(waiting[0], "waits for its removal")
+    if transaction.retried_after is not Failure.DUPLICATE:
+        return  # The unique keys find the rest; only then it is worth while to look for which.
+    taken = transaction.one(IDS_AMONG, transaction.listed(segment.id for segment in segments if segment.id))
+    if taken is not None:
+        raise SegmentAlreadyExists(
+            f"a segment {shown(taken[0])} exists already", on="segment", remedy="Choose another id"
+        )
+    used = transaction.one(PATHS_AMONG, warehouse, paths)
+    if used is not None:
+        raise _path_in_use(used[0], "belongs to another segment")
+
+
+def _path_in_use(path: str, why: str) -> PathInUse:
+    return PathInUse(f"the path {shown(path)} {why}", on="segment", remedy="Write every segment to a path of its own")
+
+
+def move_log_start(transaction: Transaction, topic: dict[str, Any], number: int, offset: int) -> int:
+    """Move the log start to the first segment that keeps something at or after `offset`."""
+    partition = locked_partition(transaction, topic["name"], topic["id"], number)
+    watermark, present = partition["high_watermark"], partition["log_start"]
+    on = f"{topic['name']}/{number}"
+    if offset > watermark:
+        raise OffsetBeyondWatermark(
+            f"the offset {offset} lies above the high watermark {watermark}",
+            on=on,
+            remedy=f"Give at most {watermark}, which removes everything",
+        )
+    # Only whole segments go: the one that holds the offset stays.
+    kept = transaction.one(CONTAINING_OR_NEXT, topic["id"], number, offset)
+    start = watermark if kept is None else kept[0]
+    if start > present:
+        update_row(
+            transaction,
+            partition["object_id"],
+            schema.partitions,
+            partition,
+            {"log_start": start, "updated_at": transaction.time_of(partition["object_id"])},
+        )
+    return int(max(start, present))
+
+
+def remove_segments_below(
+    transaction: Transaction, topic: str, topic_id: int, number: int, offset: int | None, *, grace: float, most: int
+) -> int:
+    """Hand at most so many segments below `offset` (none: below the log start) to `temporary_files`."""
+    partition = locked_partition(transaction, topic, topic_id, number)
+    below = partition["log_start"] if offset is None else offset
+    rows = [row_of(schema.segments, row) for row in transaction.all(BELOW, topic_id, number, below, most)]
+    if rows:
+        object_id = partition["object_id"]
+        delete_rows(transaction, object_id, schema.segments, rows)
+        reason = "retention" if offset is None else "topic deleted"
+        files = [(row["s3_key"], row["size_bytes"]) for row in rows]
+        add_temporary_files(transaction, files, reason, transaction.time_of(object_id), grace)
+    return len(rows)

@@ -1,0 +1,66 @@
+"""Files that nothing refers to any more and that wait for their removal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+import sqlalchemy as sa
+
+from lakebook.clock import to_datetime
+from lakebook.registry import schema
+from lakebook.registry.statements import ONE, POSTGRESQL, SQLITE, Statement, among, bind, insert_into
+from lakebook.registry.transactions import Reader, Transaction
+
+_f = schema.temporary_files.c
+INSERT_FILE = insert_into(schema.temporary_files)
+LIST_FILES = Statement(
+    sa.select(schema.temporary_files)
+    .where(_f.file_path > bind("after"))
+    .order_by(_f.file_path)
+    .limit(bind("most", sa.Integer)),
+    "after",
+    "most",
+)
+FILES_AMONG = Statement(
+    sa.select(_f.file_path).where(among(_f.file_path, "paths", SQLITE)).limit(ONE),
+    "paths",
+    postgresql=sa.select(_f.file_path).where(among(_f.file_path, "paths", POSTGRESQL)).limit(ONE),
+)
+COUNT_FILES = Statement(
+    sa.select(
+        sa.func.count(),
+        sa.func.coalesce(sa.func.sum(_f.file_size), 0),
+        sa.func.coalesce(sa.func.sum(sa.case((_f.expiration <= bind("now"), 1), else_=0)), 0),
+    ).select_from(schema.temporary_files),
+    "now",
+)
+
+
+@dataclass(frozen=True)
+class TemporaryFile:
+    """A file that goes when its grace has passed."""
+
+    file_path: str
+    file_size: int
+    state: str
+    reason: str
+    added_at: datetime
+    expiration: datetime
+
+
+def add_temporary_files(
+    transaction: Transaction, files: Iterable[tuple[str, int]], reason: str, now: int, grace: float
+) -> None:
+    """Hand files over, with their sizes, in the transaction that lets go of them."""
+    expiration = now + round(grace * 1000)
+    transaction.run_many(INSERT_FILE, [(path, size, "waiting", reason, now, expiration) for path, size in files])
+
+
+def list_temporary_files(reader: Reader, after: str, most: int) -> list[TemporaryFile]:
+    """Files that wait, in the order of their paths."""
+    return [
+        TemporaryFile(path, size, state, reason, to_datetime(added), to_datetime(expiration))
+        for path, size, state, reason, added, expiration in reader.all(LIST_FILES, after, most)
+    ]

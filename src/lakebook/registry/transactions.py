@@ -1,0 +1,201 @@
+"""One transaction: it reads, locks lake objects, changes rows and captures the changes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+import sqlalchemy as sa
+
+from lakebook.clock import Clock
+from lakebook.errors import RegistryCorrupt
+from lakebook.registry import schema
+from lakebook.registry.databases import Database, Failure
+from lakebook.registry.statements import POSTGRESQL, Statement, bind, insert_into
+
+Row = tuple[Any, ...]
+
+INSERT_COMMIT = insert_into(schema.commits)
+
+_o = schema.lake_objects.c
+LOCK_OBJECT = Statement(
+    sa.select(_o.last_sequence, _o.last_commit_at).where(_o.id == bind("object_id")).with_for_update(key_share=True),
+    "object_id",
+)
+INSERT_OBJECT = Statement(
+    sa.insert(schema.lake_objects)
+    .values(kind=bind("kind"), last_sequence=0, last_commit_at=bind("now"))
+    .returning(_o.id),
+    "kind",
+    "now",
+)
+ADVANCE_OBJECT = Statement(
+    sa.update(schema.lake_objects)
+    .where(_o.id == bind("object_id"))
+    .values(last_sequence=bind("last"), last_commit_at=bind("now")),
+    "last",
+    "now",
+    "object_id",
+)
+_EVENT_COLUMNS = (
+    "object_id",
+    "sequence",
+    "table_name",
+    "operation",
+    "key",
+    "row_after",
+    "row_before",
+    "occurred_at",
+)
+INSERT_EVENT = Statement(
+    sa.insert(schema.events).values({name: bind(name) for name in _EVENT_COLUMNS}),
+    *_EVENT_COLUMNS,
+    postgresql=sa.insert(schema.events).values(
+        {name: bind(name) for name in _EVENT_COLUMNS} | {"xid": sa.func.pg_current_xact_id()}
+    ),
+)
+
+
+def new_id() -> str:
+    """An id nobody else has."""
+    return uuid.uuid4().hex
+
+
+def owner() -> str:
+    """Who writes, for people who look at a commit row."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+class TryAgain(Exception):
+    """The transaction had no effect and may be tried again."""
+
+    def __init__(self, failure: Failure, cause: Exception | None = None) -> None:
+        super().__init__(failure.value)
+        self.failure = failure
+        self.cause = cause
+
+
+@dataclass(slots=True)
+class _Locked:
+    """A lake object this transaction holds the lock of."""
+
+    sequence: int
+    time: int
+    changed: bool = False
+
+
+class Reader:
+    """Runs statements on one connection."""
+
+    def __init__(self, connection: Any, database: Database, *, plan_once: bool = True) -> None:
+        self._connection = connection
+        self._database = database
+        self.kind = database.kind
+        # PostgreSQL prepares what runs often, and then no longer plans it for the values at hand.
+        self._options = {} if plan_once or self.kind != POSTGRESQL else {"prepare": False}
+
+    def _execute(self, statement: Statement, values: Sequence[Any]) -> Any:
+        compiled = statement.on(self.kind)
+        arranged = compiled.arrange(values) if compiled.arrange else values
+        return self._connection.execute(compiled.sql, arranged, **self._options)
+
+    def one(self, statement: Statement, *values: Any) -> Row | None:
+        """The first row, if there is one."""
+        row: Row | None = self._execute(statement, values).fetchone()
+        return row
+
+    def all(self, statement: Statement, *values: Any) -> list[Row]:
+        """All rows."""
+        rows: list[Row] = self._execute(statement, values).fetchall()
+        return rows
+
+    def listed(self, values: Iterable[Any]) -> Any:
+        """Many values as one bound value, for a statement made with `among`."""
+        return list(values) if self.kind == POSTGRESQL else orjson.dumps(list(values)).decode()
+
+
+class Transaction(Reader):
+    """A write transaction: it locks lake objects, changes rows and captures the changes."""
+
+    def __init__(
+        self, connection: Any, database: Database, clock: Clock, epoch: str, retried_after: Failure | None = None
+    ) -> None:
+        super().__init__(connection, database)
+        self.clock = clock
+        self.epoch = epoch
+        #: Why the attempt before this one failed. After `DUPLICATE` the work looks for the duplicate.
+        self.retried_after = retried_after
+        self._locked: dict[int, _Locked] = {}
+        self._events: list[Row] = []
+        self.captured: dict[str, int] = {}
+        self.after_commit: list[Callable[[], None]] = []
+
+    def run(self, statement: Statement, *values: Any) -> int:
+        """Change rows and say how many."""
+        return int(self._execute(statement, values).rowcount)
+
+    def run_many(self, statement: Statement, rows: Iterable[Sequence[Any]]) -> None:
+        """Run a statement once for each row of values."""
+        compiled = statement.on(self.kind)
+        arrange = compiled.arrange
+        given = [arrange(row) for row in rows] if arrange else rows if isinstance(rows, list) else list(rows)
+        if given:
+            self._connection.cursor().executemany(compiled.sql, given)
+
+    # --- lake objects ------------------------------------------------------------
+
+    def lock(self, *object_ids: int) -> None:
+        """Lock lake objects, always in the order of their ids, so that nobody waits in a circle."""
+        for object_id in sorted(set(object_ids) - self._locked.keys()):
+            row = self.one(LOCK_OBJECT, object_id)
+            if row is None:
+                raise RegistryCorrupt("a lake object has no row", on=f"object {object_id}", remedy="Run verify")
+            # Read under the lock, so that times per object never run backwards.
+            self._locked[object_id] = _Locked(row[0], max(self.clock.now_ms(), row[1] + 1))
+
+    def create_object(self, kind: str) -> int:
+        """A new lake object, which nobody else can see yet."""
+        now = self.clock.now_ms()
+        row = self.one(INSERT_OBJECT, kind, now)
+        assert row is not None
+        self._locked[row[0]] = _Locked(0, now)
+        return int(row[0])
+
+    def time_of(self, object_id: int) -> int:
+        """The commit time of a locked object."""
+        return self._locked[object_id].time
+
+    def next_sequence(self, object_id: int) -> int:
+        """The sequence that the next captured change of a locked object will have."""
+        return self._locked[object_id].sequence + 1
+
+    # --- events ------------------------------------------------------------------
+
+    def capture(self, object_id: int, table: str, changes: Iterable[tuple[str, str, str | None, str | None]]) -> None:
+        """Keep events (operation, key, row after, row before) until the transaction commits."""
+        locked = self._locked[object_id]
+        sequence, time = locked.sequence, locked.time
+        before = len(self._events)
+        for operation, key, row_after, row_before in changes:
+            sequence += 1
+            self._events.append((object_id, sequence, table, operation, key, row_after, row_before, time))
+        locked.sequence = sequence
+        locked.changed = True
+        self.captured[table] = self.captured.get(table, 0) + len(self._events) - before
+
+    def write_events(self) -> None:
+        """Write what was captured; the last thing before COMMIT."""
+        changed = [(held.sequence, held.time, object_id) for object_id, held in self._locked.items() if held.changed]
+        self.run_many(ADVANCE_OBJECT, changed)
+        self.run_many(INSERT_EVENT, self._events)
+
+
+def open_commit_row(transaction: Transaction, commit_id: str, kind: str) -> None:
+    """Open a commit row as part of a transaction."""
+    now = transaction.clock.now_ms()
+    transaction.run(INSERT_COMMIT, commit_id, kind, "open", transaction.epoch, owner(), now, None)

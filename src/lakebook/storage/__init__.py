@@ -1,0 +1,1 @@
+"""Storage: the only place that touches the warehouse's bytes."""

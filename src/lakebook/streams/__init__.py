@@ -1,0 +1,1 @@
+"""Streams: topics, partitions, segments and consumer offsets."""

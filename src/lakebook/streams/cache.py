@@ -1,0 +1,177 @@
+"""The read cache: topics, partitions and the segment index, never older than its staleness.
+
+An entry may answer without asking the registry for `cache_staleness` seconds. After that,
+on SQLite, a probe that costs less than a look-up tells whether anything at all was
+committed since; on PostgreSQL the partition's row is read again. Segments never change
+while they are visible, so a partition's row (which topic, which log start) is enough to
+tell which of the remembered ones still count. Only what was found is remembered: "there
+is none" always comes from the registry.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right, insort
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from lakebook.registry.partitions import GET_PARTITION, Partition, partition_from
+from lakebook.registry.registry import Registry
+from lakebook.registry.segments import SegmentInfo
+from lakebook.registry.topics import GET_TOPIC, Topic, topic_from
+
+_MOST_ENTRIES = 10_000
+
+
+@dataclass(slots=True)
+class _TopicEntry:
+    topic: Topic
+    token: Hashable
+    checked_at: float
+
+
+@dataclass(slots=True)
+class _PartitionEntry:
+    partition: Partition
+    token: Hashable
+    checked_at: float
+    #: Base offsets, sorted, and the segment of each. Entries are added to the dictionary first, so
+    #: that a reader without the lock that finds a base finds its segment too.
+    bases: list[int] = field(default_factory=list)
+    segments: dict[int, SegmentInfo] = field(default_factory=dict)
+
+
+class ReadCache:
+    """Remembers what the registry said, for as long as that may be relied on."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._clock = registry.clock
+        self._count = registry.metrics.hot
+        self._staleness = registry.settings.cache_staleness
+        self._most_segments = registry.settings.cache_segments
+        self._probe = registry.database.changes() if self._most_segments else None
+        self.enabled = self._most_segments > 0 and (self._staleness > 0 or self._probe is not None)
+        self._lock = threading.Lock()
+        self._topics: dict[str, _TopicEntry] = {}
+        self._partitions: dict[tuple[str, int], _PartitionEntry] = {}
+        self._segments = 0
+
+    def close(self) -> None:
+        """Let go of the probe's connection."""
+        if self._probe is not None:
+            self._probe.close()
+
+    # --- answering ---------------------------------------------------------------
+
+    def topic(self, name: str) -> Topic | None:
+        """A live topic, or none."""
+        entry = self._topics.get(name)
+        if entry is not None and self._is_fresh(entry):
+            self._count.cache_hits += 1
+            return entry.topic
+        self._count.cache_misses += 1
+        token = self._token()
+        checked_at = self._clock.monotonic()
+        row = self._registry.one(GET_TOPIC, name)
+        with self._lock:
+            if row is None:
+                self._topics.pop(name, None)
+                return None
+            if len(self._topics) >= _MOST_ENTRIES:
+                self._topics.clear()
+            entry = self._topics[name] = _TopicEntry(topic_from(row), token, checked_at)
+        return entry.topic
+
+    def partition(self, name: str, number: int) -> Partition | None:
+        """A partition of a live topic, or none."""
+        entry = self._partition_entry(name, number)
+        return None if entry is None else entry.partition
+
+    def segment(self, name: str, number: int, offset: int) -> SegmentInfo | None:
+        """A remembered segment that holds the offset; none says only that it is not remembered."""
+        entry = self._partition_entry(name, number)
+        if entry is None:
+            return None
+        bases = entry.bases
+        place = bisect_right(bases, offset)
+        if place:
+            segment = entry.segments.get(bases[place - 1])
+            if segment is not None and segment.end_offset >= offset:
+                return segment
+        return None
+
+    def _partition_entry(self, name: str, number: int) -> _PartitionEntry | None:
+        entry = self._partitions.get((name, number))
+        if entry is not None and self._is_fresh(entry):
+            self._count.cache_hits += 1
+            return entry
+        self._count.cache_misses += 1
+        token = self._token()
+        checked_at = self._clock.monotonic()
+        row = self._registry.one(GET_PARTITION, name, number)
+        with self._lock:
+            if row is None:
+                self._drop((name, number))
+                return None
+            return self._renew((name, number), partition_from(row), token, checked_at)
+
+    def _renew(self, key: tuple[str, int], partition: Partition, token: Hashable, checked_at: float) -> _PartitionEntry:
+        """Replace an entry by one that keeps the segments which still count."""
+        former = self._partitions.get(key)
+        if former is None and len(self._partitions) >= _MOST_ENTRIES:
+            self._partitions.clear()
+            self._segments = 0
+        entry = _PartitionEntry(partition, token, checked_at)
+        if former is not None and former.partition.topic_id == partition.topic_id:
+            if former.partition.log_start == partition.log_start:
+                entry.bases, entry.segments = former.bases, former.segments
+            else:
+                kept = [base for base in former.bases if base >= partition.log_start]
+                entry.bases, entry.segments = kept, {base: former.segments[base] for base in kept}
+        self._segments += len(entry.bases) - (len(former.bases) if former is not None else 0)
+        self._partitions[key] = entry
+        return entry
+
+    def _token(self) -> Hashable:
+        return self._probe.token() if self._probe is not None else None
+
+    def _is_fresh(self, entry: _TopicEntry | _PartitionEntry) -> bool:
+        if self._staleness and self._clock.monotonic() - entry.checked_at <= self._staleness:
+            return True
+        return self._probe is not None and entry.token == self._probe.token()
+
+    # --- learning and forgetting -------------------------------------------------
+
+    def remember(self, segment: SegmentInfo) -> None:
+        """Keep a segment that the registry has just returned."""
+        key = (segment.topic, segment.partition_id)
+        with self._lock:
+            if self._segments >= self._most_segments:
+                for entry in self._partitions.values():
+                    entry.bases, entry.segments = [], {}
+                self._segments = 0
+            found = self._partitions.get(key)
+            if found is None or segment.base_offset in found.segments:
+                return
+            found.segments[segment.base_offset] = segment
+            insort(found.bases, segment.base_offset)
+            self._segments += 1
+
+    def forget_topic(self, name: str) -> None:
+        """This process has changed a topic: nothing remembered of it may answer."""
+        with self._lock:
+            self._topics.pop(name, None)
+            for key in [key for key in self._partitions if key[0] == name]:
+                self._drop(key)
+
+    def recheck_partition(self, name: str, number: int) -> None:
+        """This process has changed a partition: ask before answering again."""
+        entry = self._partitions.get((name, number))
+        if entry is not None:
+            entry.token, entry.checked_at = None, float("-inf")
+
+    def _drop(self, key: tuple[str, int]) -> None:
+        entry = self._partitions.pop(key, None)
+        if entry is not None:
+            self._segments -= len(entry.bases)
