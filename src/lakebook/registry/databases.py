@@ -43,9 +43,25 @@ class Failure(enum.Enum):
 
     BUSY = "busy"  # a lock or a serialisation conflict: rolled back, try again
     LOST = "lost"  # the connection is gone: rolled back, unless it was in COMMIT
-    DUPLICATE = "duplicate"  # a unique key is taken
+    DUPLICATE = "duplicate"  # a unique key is taken: rolled back, look for which
     CORRUPT = "corrupt"  # the database file is damaged or is no database
     OTHER = "other"
+
+
+# By SQLite's result codes; the drivers do not name all of them. An extended code has its primary
+# one in the lowest byte.
+_SQLITE_FAILURES = {
+    # CONSTRAINT. pysqlite3 does not say which; a check that fails is found out when the next
+    # attempt looks for the duplicate, finds none and fails again.
+    19: Failure.DUPLICATE,
+    5: Failure.BUSY,  # BUSY
+    6: Failure.BUSY,  # LOCKED
+    10: Failure.LOST,  # IOERR
+    13: Failure.LOST,  # FULL
+    14: Failure.LOST,  # CANTOPEN
+    11: Failure.CORRUPT,  # CORRUPT
+    26: Failure.CORRUPT,  # NOTADB
+}
 
 
 def sqlite_driver() -> Any:
@@ -236,16 +252,7 @@ class SQLite(Database):
         code = getattr(error, "sqlite_errorcode", None)
         if code is None:
             return Failure.OTHER
-        if code in (self._driver.SQLITE_CONSTRAINT_UNIQUE, self._driver.SQLITE_CONSTRAINT_PRIMARYKEY):
-            return Failure.DUPLICATE
-        primary = code & 0xFF
-        if primary in (self._driver.SQLITE_BUSY, self._driver.SQLITE_LOCKED):
-            return Failure.BUSY
-        if primary in (self._driver.SQLITE_CORRUPT, self._driver.SQLITE_NOTADB):
-            return Failure.CORRUPT
-        if primary in (self._driver.SQLITE_IOERR, self._driver.SQLITE_FULL, self._driver.SQLITE_CANTOPEN):
-            return Failure.LOST
-        return Failure.OTHER
+        return _SQLITE_FAILURES.get(code & 0xFF, Failure.OTHER)
 
     @contextmanager
     def migration_lock(self) -> Iterator[None]:

@@ -54,6 +54,9 @@ FENCE_KEPT_MS = 3_600_000
 _FENCE_ASKED_MS = FENCE_KEPT_MS // 2
 _WRITES_BETWEEN_PRUNES = 1000
 
+# Whoever was first with a name is found by the next attempt. If it is not, it was no duplicate.
+_MOST_DUPLICATES = 2
+
 _BACKOFF_FIRST = 0.005
 _BACKOFF_LAST = 1.0
 
@@ -199,6 +202,7 @@ class Registry:
         started = self.clock.monotonic()
         attempt = 0
         failure = None
+        duplicates = 0
         with self.metrics.timed("transaction"):
             while True:
                 attempt += 1
@@ -207,6 +211,10 @@ class Registry:
                 except TryAgain as again:
                     failure = again.failure
                     self.metrics.count_retry(again.failure.value)
+                    duplicates = duplicates + 1 if failure is Failure.DUPLICATE else 0
+                    if duplicates > _MOST_DUPLICATES and again.cause is not None:
+                        self.metrics.count_transaction("failed")
+                        raise self._wrapped(again.cause) from again.cause
                     spent = self.clock.monotonic() - started
                     if attempt >= self.settings.retry_attempts or spent >= self.settings.retry_seconds:
                         self.metrics.count_transaction("given_up")
@@ -235,8 +243,8 @@ class Registry:
             in_commit = True
             connection.execute("COMMIT")
         except self.database.errors as error:
-            failure = self.database.classify(error)
             self.connections.drop(connection)
+            failure = self.database.classify(error)
             if failure is Failure.LOST:
                 self.connections.drop_idle()
                 if in_commit:

