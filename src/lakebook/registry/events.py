@@ -152,7 +152,7 @@ class EventBatch:
 
     events: tuple[Event, ...]
     cursor: Cursor
-    #: Whether there was more to read when this batch was read.
+    #: Whether there may be more to read at once; if not, it is time to wait.
     more: bool
 
 
@@ -235,7 +235,8 @@ class EventLog:
             events = tuple(event_from(row) for row in rows[:limit])
             if len(rows) > limit:
                 return EventBatch(events, Cursor(cursor.epoch, cursor.kind, since, upto, events[-1].id), True)
-            return EventBatch(events, Cursor(cursor.epoch, cursor.kind, since=upto), False)
+            # The last page of a snapshot that an earlier call took: there may be newer events by now.
+            return EventBatch(events, Cursor(cursor.epoch, cursor.kind, since=upto), bool(cursor.upto))
 
         # What a good plan is depends on the snapshots, so it is made for these very values.
         return self._registry.read_with(work, plan_once=False)

@@ -33,7 +33,7 @@ from lakebook.metrics import Metrics
 from lakebook.registry import schema
 from lakebook.registry.connections import Connections
 from lakebook.registry.databases import Database, Failure, PostgreSQL
-from lakebook.registry.statements import Statement, bind
+from lakebook.registry.statements import POSTGRESQL, Statement, bind
 from lakebook.registry.transactions import (
     INSERT_COMMIT,
     Reader,
@@ -77,6 +77,8 @@ ABORT_OPEN = Statement(
     "commit_id",
 )
 STATE_OF_COMMIT = Statement(sa.select(_c.state).where(_c.id == bind("commit_id")), "commit_id")
+# The time of the statement, not of the transaction; as the clock reads, in milliseconds.
+DATABASE_NOW = Statement(sa.text("SELECT CAST(floor(extract(epoch FROM clock_timestamp()) * 1000) AS bigint)"))
 PRUNE_FENCES = Statement(
     sa.delete(schema.commits).where(
         _c.id.in_(
@@ -160,6 +162,14 @@ class Registry:
         if self.database.classify(error) not in (Failure.LOST, Failure.BUSY):
             raise self._wrapped(error) from error
         self.connections.drop_idle()
+
+    def database_now_ms(self) -> int | None:
+        """The time on the database server's clock; none where the database has no clock of its own."""
+        if self.kind != POSTGRESQL:
+            return None
+        row = self.one(DATABASE_NOW)
+        assert row is not None
+        return int(row[0])
 
     @contextmanager
     def read(self, *, plan_once: bool = True) -> Iterator[Reader]:

@@ -458,8 +458,7 @@ class MetadataStore:
     def get_committed_offset(self, group_id: str, topic: str, partition_id: int) -> int | None:
         """The next offset a group will read; none if it has committed nothing there."""
         self._check_place(topic, partition_id)
-        if group_id not in self._known_names:
-            check_name("group", group_id)
+        self._check_known(group_id, "group")
         row = self._registry.one(groups.GET_COMMITTED, group_id, topic, partition_id)
         if row is None:
             self._require_partition(topic, partition_id)
@@ -574,13 +573,13 @@ class MetadataStore:
     # --- checks ------------------------------------------------------------------
 
     def _check_topic_name(self, name: str) -> None:
+        self._check_known(name, "topic")
+
+    def _check_known(self, name: str, kind: str) -> None:
         """Validate a name once: the regular expression costs as much as a cached look-up."""
-        try:
-            if name in self._known_names:
-                return
-        except TypeError:
-            pass  # Not even hashable; the check says so properly.
-        check_name("topic", name)
+        if type(name) is str and name in self._known_names:
+            return
+        check_name(kind, name)
         if len(self._known_names) >= 10_000:
             self._known_names.clear()
         self._known_names.add(name)
