@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,11 @@ def postgres_url(postgres: Postgres) -> Iterator[str]:
 
 
 @pytest.fixture
-def make_place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[str], Place]]:
+def make_place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Place]]:
     places: list[Place] = []
     databases: list[str] = []
 
-    def make(kind: str) -> Place:
+    def make(kind: str, *, with_book: bool = True) -> Place:
         settings: dict[str, Any] = {}
         if kind == MEMORY:
             target = ":memory:"
@@ -42,7 +43,7 @@ def make_place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Calla
             target = str(tmp_path / "book")
         else:
             postgres: Postgres = request.getfixturevalue("postgres")
-            target = postgres.new_database()
+            target = postgres.new_database(with_book=with_book)
             databases.append(target)
             settings["warehouse"] = postgres.warehouse
         places.append(Place(kind, target, settings))
@@ -56,13 +57,13 @@ def make_place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Calla
 
 
 @pytest.fixture(params=[MEMORY, SQLITE, POSTGRESQL])
-def place(request: pytest.FixtureRequest, make_place: Callable[[str], Place]) -> Place:
+def place(request: pytest.FixtureRequest, make_place: Callable[..., Place]) -> Place:
     """All three kinds: what holds on one holds on each."""
     return make_place(request.param)
 
 
 @pytest.fixture(params=[SQLITE, POSTGRESQL])
-def shared_place(request: pytest.FixtureRequest, make_place: Callable[[str], Place]) -> Place:
+def shared_place(request: pytest.FixtureRequest, make_place: Callable[..., Place]) -> Place:
     """The kinds that several books and processes can open at once."""
     return make_place(request.param)
 
@@ -70,3 +71,26 @@ def shared_place(request: pytest.FixtureRequest, make_place: Callable[[str], Pla
 @pytest.fixture
 def book(place: Place) -> Book:
     return place.open()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record-soak", metavar="FILE", help="write what the long fault tests found to FILE")
+
+
+@pytest.fixture
+def soak(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Records the outcome of a long test, where it was asked for."""
+    lines: list[str] = request.config.stash.setdefault(SOAK, [])
+    return lines.append
+
+
+SOAK: pytest.StashKey[list[str]] = pytest.StashKey()
+
+
+def pytest_terminal_summary(config: pytest.Config, exitstatus: int) -> None:
+    file = config.getoption("--record-soak")
+    if file and exitstatus == 0:
+        lines = config.stash.get(SOAK, [])
+        today = datetime.now(UTC).date().isoformat()
+        text = "".join(f"- {line}\n" for line in lines)
+        Path(file).write_text(f"# The last soak\n\n`make soak`, {today}:\n\n{text}", encoding="utf-8")
