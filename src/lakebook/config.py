@@ -61,9 +61,10 @@ class Settings:
 
 def redact(url: str) -> str:
     """A URL without its password and without the query, where secrets may stand too."""
+    # libpq also takes "host=… password=…", and it may be given where a URL or a folder is meant.
+    url = re.sub(r"(password\s*=\s*)('(?:[^'\\]|\\.)*'|\S+)", r"\1***", url)
     if "://" not in url:
-        # libpq also takes "host=… password=…"; nobody needs more of it in a message.
-        return re.sub(r"(password\s*=\s*)('(?:[^'\\]|\\.)*'|\S+)", r"\1***", url)
+        return url
     head, _, _ = url.partition("?")
     scheme, _, rest = head.partition("://")
     authority, slash, path = rest.partition("/")

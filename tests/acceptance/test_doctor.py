@@ -64,7 +64,7 @@ def test_a_missing_book_is_found_and_not_created(tmp_path: Path) -> None:
 
 
 def test_a_registry_that_does_not_answer_is_found() -> None:
-    checks = found(examine("postgresql://me:hunter2@127.0.0.1:1/db", warehouse="/proc"))
+    checks = found(examine("postgresql://me:hunter2@127.0.0.1:1/db", warehouse="/sys"))
     assert checks["registry"].status is FAIL
     assert "cannot be reached" in checks["registry"].detail
     assert "hunter2" not in str(checks)
@@ -119,8 +119,8 @@ def test_a_warehouse_that_is_gone_is_found_and_not_made_anew(folder: Path) -> No
 
 
 def test_a_warehouse_that_cannot_be_written_is_found(folder: Path) -> None:
-    # Nobody, not even root, makes files in /proc.
-    checks = found(examine(folder, warehouse="/proc"))
+    # Nobody, not even root, makes files in /sys.
+    checks = found(examine(folder, warehouse="/sys"))
     assert checks["warehouse"].status is FAIL
     assert checks["registry"].status is OK
     assert "this book's warehouse is" in checks["book"].detail

@@ -170,7 +170,7 @@ class Registry(RuleBasedStateMachine):
         log = self.model.log(topic, number)
         offset = -1
         if log is not None:
-            offset = {"earliest": log.start, "latest": log.watermark}.get(str(to), to)  # type: ignore[assignment]
+            offset = to if isinstance(to, int) else {"earliest": log.start, "latest": log.watermark}[to]
         allowed = log is not None and group in self.model.groups and log.start <= offset <= log.watermark
         self.attempt(allowed, lambda: self.book.metadata.reset_offset(group, topic, number, to))
         if allowed:
@@ -218,8 +218,8 @@ def drive(open_book: Callable[[ManualClock], Book], examples: int) -> None:
     class Driven(Registry):
         pass
 
-    Driven.open_book = staticmethod(open_book)  # type: ignore[assignment]
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    Driven.open_book = staticmethod(open_book)
+    run_state_machine_as_test(
         Driven,
         settings=settings(
             max_examples=examples,

@@ -259,8 +259,15 @@ class SQLite(Database):
         if self.path is None:
             yield
             return
-        with FileLock(f"{self.path}.lock"):
+        lock = FileLock(f"{self.path}.lock")
+        try:
+            lock.acquire()
+        except OSError as error:
+            raise self.unreachable(error) from error
+        try:
             yield
+        finally:
+            lock.release()
 
     def changes(self) -> ChangeProbe | None:
         return ChangeProbe(self)
@@ -326,7 +333,11 @@ class PostgreSQL(Database):
 
     @contextmanager
     def migration_lock(self) -> Iterator[None]:
-        with self.connect() as connection:
+        try:
+            connection = self.connect()
+        except psycopg.Error as error:
+            raise self.unreachable(error) from error
+        with connection:
             connection.execute("SET lock_timeout = 0")
             connection.execute("SELECT pg_advisory_lock(%s)", (_MIGRATION_LOCK,))
             yield

@@ -222,10 +222,20 @@ _ROWS = {
 _PAGE = 5000
 
 
+TOPIC_NAMES = Statement(sa.select(_t.id, _t.name))
+GROUP_NAMES = Statement(sa.select(schema.consumer_groups.c.id, schema.consumer_groups.c.group_id))
+
+
 class _Findings:
-    def __init__(self) -> None:
+    def __init__(self, topics: dict[int, str], groups: dict[int, str]) -> None:
+        self.topics = topics
+        self.groups = groups
         self.found: list[Finding] = []
         self.unfinished: list[str] = []
+
+    def place(self, topic_id: int, number: int) -> str:
+        """A partition by the name of its topic; several have had the name, so the id is told too."""
+        return f"{self.topics.get(topic_id, '?')}/{number} (topic {topic_id})"
 
     def add(self, check: str, on: str, what: str) -> None:
         self.found.append(Finding(check, on, what))
@@ -233,7 +243,10 @@ class _Findings:
 
 def verify_streams(reader: Reader, progress: Callable[[str], None] = lambda step: None) -> Verification:
     """Check everything that must hold of topics, segments, offsets and events."""
-    findings = _Findings()
+    findings = _Findings(
+        dict(reader.all(TOPIC_NAMES)),
+        dict(reader.all(GROUP_NAMES)),
+    )
     for step, check in (
         ("partitions", _check_partitions),
         ("segments", _check_segments),
@@ -261,11 +274,13 @@ def _check_partitions(reader: Reader, findings: _Findings) -> None:
 def _check_segments(reader: Reader, findings: _Findings) -> None:
     for topic, number, base, previous in reader.all(BROKEN_ORDER):
         what = "overlaps with" if base <= previous else "leaves a hole after"
-        findings.add("segments", f"{topic}/{number}", f"the segment at {base} {what} the one that ends at {previous}")
+        findings.add(
+            "segments", findings.place(topic, number), f"the segment at {base} {what} the one that ends at {previous}"
+        )
     for topic, number, base in reader.all(BROKEN_TIMES):
-        findings.add("segments", f"{topic}/{number}", f"the segment at {base} has a wrong newest_timestamp")
+        findings.add("segments", findings.place(topic, number), f"the segment at {base} has a wrong newest_timestamp")
     for topic, number, start, watermark, last_end, first_kept, leaving, cut, deleted in reader.all(PARTITION_ENDS):
-        on = f"{topic}/{number}"
+        on = findings.place(topic, number)
         if deleted is not None:
             continue
         expected = max(start, last_end + 1 if last_end is not None else 0)
@@ -282,7 +297,9 @@ def _check_segments(reader: Reader, findings: _Findings) -> None:
 def _check_offsets(reader: Reader, findings: _Findings) -> None:
     for group, topic, number, committed, watermark in reader.all(OFFSETS_BEYOND):
         findings.add(
-            "offsets", f"group {group} on {topic}/{number}", f"{committed} lies above the high watermark {watermark}"
+            "offsets",
+            f"group {findings.groups.get(group, group)} on {findings.place(topic, number)}",
+            f"{committed} lies above the high watermark {watermark}",
         )
 
 

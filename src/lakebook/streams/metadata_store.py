@@ -262,7 +262,7 @@ class MetadataStore:
     def find_segment_for_offset(self, topic: str, partition_id: int, offset: int) -> SegmentInfo | None:
         """The segment that holds an offset; none if it was removed or is not written yet."""
         if type(offset) is not int or not 0 <= offset <= MAX_OFFSET:
-            check_offset(offset, f"{shown(topic)}/{shown(partition_id)}")
+            check_offset(offset, f"{topic}/{partition_id}" if type(topic) is str else "segment")
         if type(topic) is not str or topic not in self._known_names or type(partition_id) is not int:
             self._check_place(topic, partition_id)
         if not 0 <= partition_id <= MAX_INTEGER:

@@ -1,0 +1,136 @@
+"""`lakebook init`, `verify`, `metrics`, `migrate` and `doctor`: commands about the book as a whole."""
+
+from __future__ import annotations
+
+import click
+
+from lakebook.book import Book, migrate_book, open_book
+from lakebook.cli.commands import BookCommand, Place, json_option, pass_place
+from lakebook.cli.output import print_json, print_line, print_note, print_table, print_text, progress_console
+from lakebook.config import MEMORY, redact
+from lakebook.doctor import Status, examine
+from lakebook.errors import BookNotFound
+from lakebook.registry.stream_checks import Verification
+
+
+@click.command(cls=BookCommand)
+@click.argument("target", required=False)
+@json_option
+@pass_place
+def init(place: Place, target: str | None, as_json: bool) -> None:
+    """Create a book, unless there is one.
+
+    It is created at TARGET, or where --book says.
+    """
+    wanted = Place(place.target if target is None else target, place.warehouse, place.clock)
+    if wanted.target == MEMORY:
+        raise click.UsageError("A book in memory would be gone when this command ends.")
+    book, created = _opened_or_created(wanted)
+    with book:
+        registry, warehouse = redact(book.settings.registry), redact(book.warehouse.root)
+        identity = {"book_id": book.identity.book_id, "created_at": book.identity.created_at}
+    if as_json:
+        print_json({"created": created, "registry": registry, "warehouse": warehouse, **identity})
+    else:
+        print_line(f"{'created a book' if created else 'the book exists'}: registry {registry}, warehouse {warehouse}")
+
+
+def _opened_or_created(place: Place) -> tuple[Book, bool]:
+    try:
+        return place.open(), False
+    except BookNotFound:
+        return open_book(place.target, clock=place.clock, warehouse=place.warehouse), True
+
+
+@click.command(cls=BookCommand)
+@json_option
+@click.pass_context
+def verify(context: click.Context, as_json: bool) -> None:
+    """Check the registry for what must not be.
+
+    The exit code is 1 if anything is wrong. Removals that are under way are not.
+    """
+    place = context.find_object(Place)
+    assert place is not None
+    with place.open() as book:
+        found = _verified(book)
+    if as_json:
+        print_json({"ok": found.ok, **vars(found)})
+    else:
+        _print_verification(found)
+    context.exit(0 if found.ok else 1)
+
+
+def _verified(book: Book) -> Verification:
+    console = progress_console()
+    if console is None:
+        return book.verify()
+    with console.status("checking") as status:
+        return book.verify(lambda step: status.update(f"checking {step}"))
+
+
+def _print_verification(found: Verification) -> None:
+    print_table(("table", "rows checked"), found.checked.items())
+    for text in found.unfinished:
+        print_line(f"unfinished: {text}")
+    for finding in found.findings:
+        print_line(f"finding: [{finding.check}] {finding.on}: {finding.what}")
+    print_line("nothing is wrong" if found.ok else f"{len(found.findings)} finding(s)")
+
+
+@click.command(cls=BookCommand)
+@click.option("--prometheus", is_flag=True, help="Print the Prometheus text format.")
+@json_option
+@pass_place
+def metrics(place: Place, prometheus: bool, as_json: bool) -> None:
+    """Print numbers about the book."""
+    if prometheus and as_json:
+        raise click.UsageError("--json and --prometheus exclude each other.")
+    with place.open() as book:
+        measured = book.measure()
+    if prometheus:
+        print_text(measured.prometheus())
+    elif as_json:
+        print_json(measured.values())
+    else:
+        print_table(("metric", "value"), measured.values().items())
+
+
+@click.command(cls=BookCommand)
+@json_option
+@pass_place
+def migrate(place: Place, as_json: bool) -> None:
+    """Bring the registry's schema up to date."""
+    done = migrate_book(
+        place.target, warehouse=place.warehouse, progress=lambda revision: print_note(f"applied revision {revision}")
+    )
+    if as_json:
+        print_json(done)
+    elif done.applied:
+        print_line(f"the schema was {done.before} and is now {done.after} (applied {', '.join(done.applied)})")
+    else:
+        print_line(f"the schema is up to date at {done.after}")
+
+
+@click.command(cls=BookCommand)
+@json_option
+@click.pass_context
+def doctor(context: click.Context, as_json: bool) -> None:
+    """Look for what is wrong, and say what to do.
+
+    It looks at the registry, the warehouse, the clock, leftovers, Java and Spark.
+
+    The exit code is 1 if a check fails. A warning does not change it.
+    """
+    place = context.find_object(Place)
+    assert place is not None
+    checks = examine(place.target, clock=place.clock, warehouse=place.warehouse)
+    failed = any(check.status is Status.FAIL for check in checks)
+    if as_json:
+        print_json({"ok": not failed, "checks": checks})
+    else:
+        print_table(
+            ("check", "status", "detail", "remedy"),
+            [(check.name, check.status, check.detail, check.remedy) for check in checks],
+        )
+    context.exit(1 if failed else 0)

@@ -1,0 +1,100 @@
+"""What every command shares: the book it works on, its errors, and options that several have."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any, TypeVar
+
+import click
+
+from lakebook.book import Book, open_book
+from lakebook.cli.output import print_error
+from lakebook.clock import Clock
+from lakebook.errors import InvalidConfig, InvalidInput, LakebookError
+from lakebook.names import shown
+from lakebook.pages import PAGE_SIZE, Page, every
+
+T = TypeVar("T")
+
+
+class BookCommand(click.Command):
+    """A command whose errors become one line on stderr and exit code 1."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except LakebookError as error:
+            print_error(error, json_wanted=bool(ctx.params.get("as_json")))
+            ctx.exit(1)
+
+
+class BookGroup(click.Group):
+    """Commands about one noun."""
+
+    command_class = BookCommand
+    group_class = type
+
+
+@dataclass(frozen=True)
+class Place:
+    """The book that the command line names."""
+
+    target: str
+    warehouse: str | None
+    clock: Clock
+
+    def open(self) -> Book:
+        """Open the book; one that is not there is never created."""
+        return open_book(self.target, clock=self.clock, create=False, warehouse=self.warehouse)
+
+
+pass_place = click.make_pass_decorator(Place)
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+limit_option = click.option("--limit", type=click.IntRange(min=1), help="Print at most this many.  [default: all]")
+yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+
+
+def walk(fetch: Callable[[Any, int], Page[T]], limit: int | None) -> Iterator[T]:
+    """The items of a long list, fetched page by page, at most `limit` of them."""
+    size = PAGE_SIZE if limit is None else min(limit, PAGE_SIZE)
+    return islice(every(lambda after: fetch(after, size)), limit)
+
+
+def pairs_of(texts: Iterable[str], on: str) -> dict[str, str]:
+    """`key=value` texts as a mapping."""
+    pairs: dict[str, str] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise InvalidConfig(f"{shown(text)} is not a setting", on=on, remedy="Write it as key=value")
+        if key in pairs:
+            raise InvalidConfig(f"{shown(key)} is given twice", on=on, remedy="Give every key once")
+        pairs[key] = value
+    return pairs
+
+
+def moment_of(text: str) -> datetime | None:
+    """An ISO time, in UTC unless it says otherwise; none if it is no time."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask before something is deleted; where nobody can answer, refuse."""
+    if yes:
+        return
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise InvalidInput(
+            "nothing was deleted, because there is no terminal to ask on",
+            on="confirmation",
+            remedy="Add --yes to delete without a question",
+        )
+    click.confirm(question, abort=True, err=True)

@@ -1,0 +1,60 @@
+"""The `lakebook` command: its global options and everything below it."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import click
+
+import lakebook
+from lakebook.cli.book import doctor, init, metrics, migrate, verify
+from lakebook.cli.commands import BookGroup, Place
+from lakebook.cli.events import events
+from lakebook.cli.groups import groups
+from lakebook.cli.segments import segments
+from lakebook.cli.topics import topics
+from lakebook.clock import Clock, SystemClock
+
+
+@click.group(cls=BookGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option(
+    "--book",
+    "-b",
+    "target",
+    metavar="TARGET",
+    envvar="LAKEBOOK_BOOK",
+    show_envvar=True,
+    default=".",
+    show_default=True,
+    help="The book: a folder, or a registry URL (postgresql://… or sqlite:///path).",
+)
+@click.option(
+    "--warehouse",
+    metavar="URL",
+    help="The warehouse's root, where a URL names the registry: a folder or s3://bucket/prefix.",
+)
+@click.version_option(lakebook.__version__, prog_name="lakebook")
+@click.pass_context
+def cli(context: click.Context, target: str, warehouse: str | None) -> None:
+    """Keep the book of record of a streaming lakehouse."""
+    # A caller inside this process may bring a clock of its own.
+    clock: Clock = SystemClock() if context.obj is None else context.obj
+    context.obj = Place(target, warehouse, clock)
+
+
+for command in (init, topics, groups, segments, events, verify, metrics, migrate, doctor):
+    cli.add_command(command)
+
+
+def main() -> None:
+    """Run the command line."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A name that the terminal's encoding cannot show is no reason to fail.
+            stream.reconfigure(errors="backslashreplace")
+    cli(prog_name="lakebook")
+
+
+if __name__ == "__main__":
+    main()
