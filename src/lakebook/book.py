@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,13 @@ from lakebook.config import Settings, load_settings
 from lakebook.errors import BookNotFound, InvalidSetting, WarehouseNotWritable
 from lakebook.metrics import Metrics
 from lakebook.registry.databases import Database, SQLite, database_for
-from lakebook.registry.epoch import BookIdentity, begin_epoch, create_identity, read_identity
+from lakebook.registry.epoch import (
+    BookIdentity,
+    begin_epoch,
+    create_identity,
+    read_identity,
+    recorded_warehouse,
+)
 from lakebook.registry.events import EventLog
 from lakebook.registry.gauges import read_gauges
 from lakebook.registry.migrate import Migration, check_revision, migrate, revision_of
@@ -85,11 +92,14 @@ def open_book(
     resolved = load_settings(target, settings)
     clock = clock or SystemClock()
     database = database_for(resolved)
-    warehouse = warehouse_of(resolved, database)
     prepare_place(database, create=create)
     revision = revision_of(database)
     if revision is not None:
         check_revision(database, revision)
+    elif not create:
+        raise _no_book(database)
+    warehouse = warehouse_of(resolved, database)
+    resolved = replace(resolved, warehouse=warehouse.root)
     registry = Registry(database, resolved, clock, Metrics(clock))
     try:
         if revision is None and isinstance(database, SQLite) and database.in_memory:
@@ -129,7 +139,14 @@ def migrate_book(
 def warehouse_of(settings: Settings, database: Database) -> Warehouse:
     """The warehouse that the settings name."""
     beside = database.path.parent if isinstance(database, SQLite) and database.path is not None else None
-    return Warehouse(settings.warehouse, beside)
+    root = settings.warehouse or recorded_warehouse(database)
+    if not root:
+        raise InvalidSetting(
+            "a new book on PostgreSQL needs a warehouse",
+            on=database.shown,
+            remedy="Give warehouse='/a/folder' or 's3://bucket/prefix', or set LAKEBOOK_WAREHOUSE",
+        )
+    return Warehouse(root, beside)
 
 
 def prepare_place(database: Database, *, create: bool) -> None:

@@ -32,7 +32,9 @@ class Settings:
     """
 
     registry: str = _setting("", "Where the registry is: `sqlite:///path` or `postgresql://…`.")
-    warehouse: str = _setting("", "Root of the warehouse: a folder, `file://…` or `s3://bucket/prefix`.")
+    warehouse: str = _setting(
+        "", "Root of the warehouse: a folder, `file://…` or `s3://bucket/prefix`. A book remembers it."
+    )
     cache_staleness: float = _setting(
         0.0,
         "Seconds for which the read cache may answer without asking the registry whether something"
@@ -168,13 +170,8 @@ def _places(place: str | None, values: Mapping[str, Any]) -> dict[str, str]:
     if place == MEMORY:
         return {"registry": MEMORY, "warehouse": "memory://"}
     if place.startswith(("postgresql://", "postgres://")):
-        if not values.get("warehouse"):
-            raise InvalidSetting(
-                "a registry on PostgreSQL needs a warehouse",
-                on=redact(place),
-                remedy="Give warehouse='/a/folder' or 's3://bucket/prefix', or set LAKEBOOK_WAREHOUSE",
-            )
-        return {"registry": place, "warehouse": values["warehouse"]}
+        # An existing book has recorded its warehouse; a new one needs to be told.
+        return {"registry": place, "warehouse": values.get("warehouse", "")}
     if place.startswith("sqlite://"):
         path = place.removeprefix(SQLITE_SCHEME)
         if path == MEMORY or path in ("", place):

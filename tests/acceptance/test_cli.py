@@ -401,7 +401,7 @@ def test_verify_prints_findings_and_fails(shell: Shell, book: Book, folder: Path
     assert [f["check"] for f in json.loads(result.stdout)["findings"]] == ["segments", "events"]
     result = shell.run("verify")
     assert result.exit_code == 1
-    assert "finding: [segments] 1/0: the high watermark is 250 instead of 300" in result.stdout
+    assert "finding: [segments] orders/0 (topic 1): the high watermark is 250 instead of 300" in result.stdout
 
 
 def test_metrics_are_printed_in_three_forms(shell: Shell, book: Book) -> None:

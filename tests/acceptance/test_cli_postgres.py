@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,10 +105,24 @@ def test_init_creates_the_book_once_and_hides_the_password(postgres: Postgres) -
     postgres.drop(url)
 
 
-def test_an_address_without_a_warehouse_says_what_is_missing(postgres_url: str) -> None:
-    result = CliRunner().invoke(cli, ["-b", postgres_url, "topics", "list"])
+def test_an_existing_book_knows_its_warehouse_and_a_new_one_has_to_be_told(postgres: Postgres) -> None:
+    url = postgres.new_database(with_book=False)
+    result = CliRunner().invoke(cli, ["-b", url, "init"])
     assert result.exit_code == 1
     assert "needs a warehouse" in result.stderr
+    assert CliRunner().invoke(cli, ["-b", url, "--warehouse", postgres.warehouse, "init"]).exit_code == 0
+    assert CliRunner().invoke(cli, ["-b", url, "topics", "list"]).exit_code == 0
+    postgres.drop(url)
+
+
+def test_migrating_a_server_out_of_reach_is_one_line(tmp_path: Path) -> None:
+    result = CliRunner().invoke(
+        cli, ["-b", "postgresql://user:s3cret@127.0.0.1:1/db", "--warehouse", str(tmp_path), "migrate"]
+    )
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: ")
+    assert len(result.stderr.splitlines()) == 1
+    assert "s3cret" not in result.output
 
 
 def test_migrate_applies_what_is_missing(postgres: Postgres) -> None:

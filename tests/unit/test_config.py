@@ -65,7 +65,6 @@ def test_without_a_target_the_environment_names_the_book() -> None:
         ("mysql://host/db", {}),
         ("sqlite://", {}),
         ("sqlite:///:memory:", {}),
-        ("postgresql://host/db", {}),
     ],
     ids=repr,
 )
@@ -89,6 +88,8 @@ def test_a_file_that_is_wrong_is_named(tmp_path: Path, content: str) -> None:
         ("postgresql://host/db?password=s3cret", "postgresql://host/db"),
         ("s3://bucket/lake", "s3://bucket/lake"),
         ("/plain/folder", "/plain/folder"),
+        ("host=db password=s3cret", "host=db password=***"),
+        ("sqlite:///host=db password='s3 cret'/x", "sqlite:///host=db password=***/x"),
     ],
 )
 def test_a_password_is_not_shown(url: str, shown: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import lakebook
-from books import Place, describe
+from books import Place, Postgres, describe
 from lakebook.config import load_settings
 from lakebook.errors import (
     BookClosed,
@@ -64,6 +64,16 @@ def test_another_warehouse_than_the_books_own_is_refused(tmp_path: Path) -> None
         lakebook.open(tmp_path / "book", warehouse=str(tmp_path / "elsewhere"))
 
 
+def test_a_book_on_a_server_remembers_its_warehouse(postgres: Postgres) -> None:
+    url = postgres.new_database(with_book=False)
+    with pytest.raises(InvalidSetting, match="warehouse"):
+        lakebook.open(url)
+    lakebook.open(url, warehouse=postgres.warehouse).close()
+    with lakebook.open(url) as book:
+        assert book.warehouse.root == book.settings.warehouse == postgres.warehouse
+    postgres.drop(url)
+
+
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "registry.db").write_bytes(b"this is not a database, but it is long enough to be looked at" * 100)
     with pytest.raises(RegistryCorrupt):
@@ -76,6 +86,8 @@ def test_a_warehouse_that_cannot_be_written_is_found_before_a_book_is_made(tmp_p
         lakebook.open(tmp_path / "book", warehouse=str(tmp_path / "file" / "warehouse"))
     with pytest.raises(WarehouseNotWritable):
         lakebook.open(tmp_path / "file" / "book")
+    with pytest.raises(WarehouseNotWritable):
+        lakebook.open(tmp_path / "book3", warehouse="/proc")
     with pytest.raises(InvalidSetting):
         lakebook.open(tmp_path / "book2", warehouse="ftp://host/x")
 

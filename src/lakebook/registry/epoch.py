@@ -9,6 +9,8 @@ import sqlalchemy as sa
 
 from lakebook.clock import to_datetime
 from lakebook.registry import schema
+from lakebook.registry.databases import Database
+from lakebook.registry.migrate import revision_of
 from lakebook.registry.registry import Registry
 from lakebook.registry.statements import Statement, bind, insert_into
 from lakebook.registry.transactions import Transaction, new_id
@@ -46,6 +48,18 @@ def read_identity(registry: Registry) -> BookIdentity | None:
     if row is None:
         return None
     return BookIdentity(row[0], row[1], row[2], to_datetime(row[3]), to_datetime(row[4]))
+
+
+def recorded_warehouse(database: Database) -> str | None:
+    """Where an existing book has its bytes, read before it is opened."""
+    if revision_of(database) is None:
+        return None
+    connection = database.connect()
+    try:
+        row = connection.execute(SELECT_BOOK.on(database.kind).sql).fetchone()
+    finally:
+        connection.close()
+    return None if row is None else str(row[2])
 
 
 def create_identity(registry: Registry, warehouse: str) -> BookIdentity:
