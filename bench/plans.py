@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -52,9 +53,25 @@ def unindexed(found: Mapping[str, str]) -> list[str]:
 
 def _is_indexed(plan: str) -> bool:
     # SQLite calls every walk from end to end a SCAN, also one along an index.
-    if re.search(r"^\s*SCAN |Seq Scan|TEMP B-TREE", plan, re.MULTILINE):
+    if re.search(r"^\s*SCAN |Seq Scan|TEMP B-TREE", plan, re.MULTILINE) or _sorts_a_big_table(plan):
         return False
     return bool(re.search(r"^\s*SEARCH |Index (Only )?Scan", plan, re.MULTILINE))
+
+
+def _sorts_a_big_table(plan: str) -> bool:
+    """Whether PostgreSQL fetches everything and sorts it, where the index has the order already."""
+    lines = plan.splitlines()
+    for number, line in enumerate(lines):
+        if "Sort  (" in line:
+            under = itertools.takewhile(lambda other: _depth(other) > _depth(line), lines[number + 1 :])  # noqa: B023
+            text = "\n".join(under)
+            if "Limit  (" not in text and re.search(r"Scan.* on (segments|events)", text):
+                return True
+    return False
+
+
+def _depth(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 def _of_sqlite(connection: Any) -> dict[str, str]:

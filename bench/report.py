@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+_BEGIN, _END = "<!-- results -->", "<!-- end of results -->"
 _LIBRARIES = ("pysqlite3", "psycopg", "sqlalchemy", "orjson")
 
 
@@ -119,6 +120,34 @@ def show(console: Console, results: Sequence[Result]) -> None:
             "" if passed is None else "[green]met[/]" if passed else "[red]missed[/]",
         )
     console.print(table)
+
+
+def record(path: Path, header: Header, results: Sequence[Result]) -> None:
+    """Put the table into a page, between its two marks."""
+    before, begin, rest = path.read_text(encoding="utf-8").partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if not begin or not end:
+        raise SystemExit(f"{path} has no place for the table: it stands between {_BEGIN} and {_END}")
+    path.write_text(f"{before}{begin}\n{_markdown(header, results)}{end}{after}", encoding="utf-8")
+
+
+def _markdown(header: Header, results: Sequence[Result]) -> str:
+    databases = ", ".join(header.databases.values())
+    libraries = ", ".join(f"{name} {number}" for name, number in header.libraries.items())
+    lines = [
+        f"{header.at[:10]}, {header.cores} cores, {header.machine}, Python {header.python}, {databases}, {libraries};"
+        f" the run took {header.seconds / 60:.0f} minutes.",
+    ]
+    for kind in header.databases:
+        lines += ["", f"### {header.databases[kind]}", ""]
+        lines += ["| measure | segments | ours | peer | ratio | unit | target | |", "|---|--:|--:|--:|--:|---|---|---|"]
+        for result in results:
+            if result.database == kind:
+                ratio = "" if result.ratio is None else f"{result.ratio:.2f}"
+                passed = {True: "met", False: "**missed**", None: ""}[result.passed]
+                cells = (result.name, f"{result.size:,}", shown(result.ours), shown(result.peer), ratio, result.unit)
+                lines.append(f"| {' | '.join(cells)} | {result.target or ''} | {passed} |")
+    return "\n".join(lines) + "\n"
 
 
 def shown(number: float | None) -> str:

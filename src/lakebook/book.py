@@ -22,7 +22,7 @@ from lakebook.registry.epoch import (
 )
 from lakebook.registry.events import EventLog
 from lakebook.registry.gauges import read_gauges
-from lakebook.registry.migrate import Migration, check_revision, migrate, revision_of
+from lakebook.registry.migrate import HEAD, REVISIONS, Migration, check_revision, migrate, revision_of
 from lakebook.registry.registry import Registry
 from lakebook.registry.stream_checks import Verification, verify_streams
 from lakebook.storage.warehouse import Warehouse
@@ -93,7 +93,7 @@ def open_book(
     clock = clock or SystemClock()
     database = database_for(resolved)
     prepare_place(database, create=create)
-    revision = revision_of(database)
+    revision = _settled_revision(database)
     if revision is not None:
         check_revision(database, revision)
     elif not create:
@@ -102,8 +102,6 @@ def open_book(
     resolved = replace(resolved, warehouse=warehouse.root)
     registry = Registry(database, resolved, clock, Metrics(clock))
     try:
-        if revision is None and isinstance(database, SQLite) and database.in_memory:
-            migrate(database)
         identity = read_identity(registry) if revision is not None else None
         if identity is None:
             identity = _create(registry, warehouse, create=create)
@@ -171,8 +169,21 @@ def _create(registry: Registry, warehouse: Warehouse, *, create: bool) -> BookId
         raise _no_book(database)
     warehouse.check_writable()
     with database.migration_lock():
+        if revision_of(database) is None:
+            database.create()
         migrate(database)
         return create_identity(registry, warehouse.recorded)
+
+
+def _settled_revision(database: Database) -> str | None:
+    """The revision of a book; none where a book is yet to be made, or is being made just now."""
+    revision = revision_of(database)
+    if revision is None or revision == HEAD or revision not in REVISIONS:
+        return revision
+    with database.migration_lock():
+        revision = revision_of(database)
+        # Without its row it is no older book, but one whose creation was interrupted.
+        return revision if recorded_warehouse(database) is not None else None
 
 
 def _no_book(database: Database) -> BookNotFound:

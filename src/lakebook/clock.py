@@ -72,9 +72,15 @@ class ManualClock:
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
+# Up to here a float holds seconds to less than a microsecond.
+_EXACT_MS = 4_000_000_000_000
+
+
 def to_datetime(ms: int) -> datetime:
     """A registry time as an aware datetime."""
-    return datetime.fromtimestamp(ms / 1000, UTC)
+    if 0 <= ms < _EXACT_MS:
+        return datetime.fromtimestamp(ms / 1000, UTC)
+    return _EPOCH + timedelta(milliseconds=ms)
 
 
 def to_ms(moment: datetime) -> int:

@@ -47,6 +47,7 @@
         ├── UnsafeSqlite
         ├── WarehouseNotWritable
         ├── RegistryCorrupt
+        ├── RegistryNotWritable
         └── BookClosed
 
 An error says what failed, on what object, and what to do next. Whether it may be
@@ -297,6 +298,10 @@ class WarehouseNotWritable(TerminalError):
 
 class RegistryCorrupt(TerminalError):
     """The registry holds something that it must not hold."""
+
+
+class RegistryNotWritable(TerminalError):
+    """The database has no room, or this user has no right to write there."""
 
 
 class BookClosed(TerminalError):

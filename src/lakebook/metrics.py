@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from lakebook import forks
 from lakebook.clock import Clock
 
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -51,8 +52,17 @@ class Metrics:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._collectors = CollectorRegistry()
         self.hot = _HotCounters()
+        self._begin()
+        forks.watch(self)
+
+    def after_fork_in_child(self) -> None:
+        """Count anew in the child: a thread of the parent may have held a counter's lock."""
+        self.hot.cache_hits = self.hot.cache_misses = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._collectors = CollectorRegistry()
         self._collectors.register(self.hot)
         self._transactions = Counter(
             "lakebook_transactions", "Write transactions by outcome.", ["outcome"], registry=self._collectors

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime
 
 from lakebook.errors import InvalidInput, InvalidName, PathOutsideWarehouse
 
@@ -49,6 +50,12 @@ def check_id(kind: str, value: object) -> str:
         on=kind,
         remedy=f"Use 1 to {MAX_NAME} printable ASCII characters",
     )
+
+
+def check_moment(value: object, on: str) -> None:
+    """Refuse a time that does not say in which zone it is, or that no registry can hold."""
+    if not isinstance(value, datetime) or value.tzinfo is None:
+        raise InvalidInput(f"{shown(value)} is not an aware datetime", on=on, remedy="Give it a time zone")
 
 
 def check_text(kind: str, value: object) -> None:

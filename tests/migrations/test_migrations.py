@@ -137,8 +137,17 @@ def test_nothing_cascades() -> None:
             assert key.onupdate is None
 
 
+def give_identity(place: Place) -> None:
+    in_database(
+        place,
+        "INSERT INTO book (id, book_id, epoch, warehouse, created_at, epoch_since)"
+        f" VALUES (1, '{'b' * 32}', '{'e' * 32}', '{recorded_warehouse(place)}', 1, 1)",
+    )
+
+
 def test_an_older_schema_is_refused_with_the_command_that_mends_it(empty: Place) -> None:
     migrate_to(database_of(empty), REVISIONS[0])
+    give_identity(empty)
     with pytest.raises(SchemaOutdated, match="lakebook migrate"):
         empty.open()
 
@@ -146,11 +155,7 @@ def test_an_older_schema_is_refused_with_the_command_that_mends_it(empty: Place)
 def test_an_older_book_is_migrated_and_keeps_what_it_holds(empty: Place) -> None:
     database = database_of(empty)
     migrate_to(database, REVISIONS[0])
-    in_database(
-        empty,
-        "INSERT INTO book (id, book_id, epoch, warehouse, created_at, epoch_since)"
-        f" VALUES (1, '{'b' * 32}', '{'e' * 32}', '{recorded_warehouse(empty)}', 1, 1)",
-    )
+    give_identity(empty)
     in_database(empty, "INSERT INTO lake_objects (kind, last_sequence, last_commit_at) VALUES ('topic', 0, 5)")
     in_database(
         empty,
@@ -196,8 +201,7 @@ def test_a_migration_killed_at_any_step_is_resumed(empty: Place, step: int) -> N
     assert killed.returncode == -9
     # A revision is one transaction: the one that was under way has left nothing.
     assert revision_of(database_of(empty)) == (REVISIONS[step - 2] if step > 1 else None)
-    if step > 1:
-        assert migrate_book(empty.target, **empty.settings).after == HEAD
+    # Opening it finishes what was begun: there is no older book, but one that was being made.
     book = empty.open()
     book.metadata.create_topic("orders")
     assert book.verify().ok

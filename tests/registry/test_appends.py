@@ -255,3 +255,62 @@ def test_no_commit_stays_open_when_turns_are_given_back(orders: Book) -> None:
     assert orders.measure().values()["lakebook_open_commits"] == 1
     orders.metadata.release_append(turn)
     assert orders.measure().values()["lakebook_open_commits"] == 0
+
+
+def test_a_repeated_append_without_an_id_is_found_by_its_turn(orders: Book) -> None:
+    turn = orders.metadata.claim_append("orders", 0)
+    segment = describe(base=0)
+    first = orders.metadata.append_segment(turn, segment)
+    again = orders.metadata.append_segment(turn, segment)
+    assert again.duplicate
+    assert again.segments == first.segments
+    assert orders.metadata.append_segment(again.turn, describe(base=100)).turn.next_offset == 200
+    # Another segment under a turn that was used is no repetition.
+    with pytest.raises(AppendTurnLost):
+        orders.metadata.append_segment(turn, describe(base=0))
+    with pytest.raises(AppendTurnLost):
+        orders.metadata.append_segment(turn, describe(base=200))
+    assert len(orders.metadata.get_segments("orders", 0)) == 2
+
+
+def test_a_repeated_append_is_never_called_lost_because_retention_was_faster(orders: Book) -> None:
+    turn = orders.metadata.claim_append("orders", 0)
+    segment = describe(base=0)
+    orders.metadata.append_segment(turn, segment)
+    orders.metadata.delete_segments_before("orders", 0, 100)
+    assert orders.metadata.append_segment(turn, segment).duplicate
+    assert list(orders.metadata.get_segments("orders", 0)) == []
+
+
+def test_a_repeated_batch_of_several_segments_is_known_after_retention(orders: Book) -> None:
+    turn = orders.metadata.claim_append("orders", 0)
+    new = [batch(0, 0), batch(10, 10), batch(20, 20)]
+    turn = orders.metadata.append_segments(turn, new).turn
+    for before in (10, 30):
+        orders.metadata.delete_segments_before("orders", 0, before)
+        again = orders.metadata.append_segments(turn, [batch(30, 0), batch(40, 10), batch(50, 20)])
+        assert again.duplicate
+        assert [(s.base_offset, s.end_offset) for s in again.segments] == [(0, 9), (10, 19), (20, 29)]
+    with pytest.raises(SequenceConflict):
+        orders.metadata.append_segments(turn, [batch(30, 20), batch(40, 30)])
+    assert orders.metadata.append_segment(turn, batch(30, 30)).turn.next_offset == 40
+
+
+def test_an_append_is_of_one_producer_and_one_epoch(orders: Book) -> None:
+    turn = orders.metadata.claim_append("orders", 0)
+    for other in (batch(10, 0, epoch=1), batch(10, 0, producer="q"), describe(base=10)):
+        with pytest.raises(InvalidSegment):
+            orders.metadata.append_segments(turn, [batch(0, 0), other])
+    assert list(orders.metadata.get_segments("orders", 0)) == []
+
+
+def test_a_producers_batch_needs_a_turn(orders: Book) -> None:
+    with pytest.raises(InvalidSegment):
+        orders.metadata.add_segment(batch(0, 0))
+
+
+def test_a_producer_that_has_had_every_epoch_gets_no_more(orders: Book) -> None:
+    turn = orders.metadata.claim_append("orders", 0)
+    orders.metadata.append_segment(turn, batch(0, 0, epoch=2**31 - 1))
+    with pytest.raises(ProducerFenced):
+        orders.metadata.register_producer("p")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -209,6 +209,9 @@ def test_a_bucket_that_is_not_the_warehouse_is_refused(orders: Book) -> None:
         {"size_bytes": None},
         {"checksum": "abc"},
         {"checksum": 7},
+        {"checksum": "xxh3:\0"},
+        {"checksum": "x:" + "y" * 300},
+        {"size_bytes": 2**43 + 1},
         {"min_timestamp": datetime(2026, 1, 1)},  # noqa: DTZ001
         {"created_at": "now"},
         {"min_timestamp": datetime.fromisoformat("2026-01-01T00:00:00Z")},
@@ -284,3 +287,23 @@ def test_times_without_a_zone_are_refused(orders: Book, moment: Any) -> None:
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), 10**9, "5", True], ids=repr)
 def test_turns_of_an_impossible_length_are_refused(orders: Book, seconds: Any) -> None:
     refuses(orders, InvalidInput, lambda: orders.metadata.claim_append("orders", 0, seconds=seconds))
+
+
+def test_places_to_go_on_from_are_checked(orders: Book) -> None:
+    refuses(orders, InvalidName, lambda: orders.metadata.list_topics(after="a/b"))
+    refuses(orders, InvalidName, lambda: orders.metadata.list_consumer_groups(after="a/b"))
+    refuses(orders, PathOutsideWarehouse, lambda: orders.metadata.list_temporary_files(after="a\0b"))
+    refuses(orders, PartitionNotFound, lambda: orders.metadata.get_consumer_offsets("g", after=("a", 2**70)))
+    refuses(orders, PartitionNotFound, lambda: orders.metadata.list_partitions("orders", after=-5))
+    refuses(orders, OffsetOverflow, lambda: orders.metadata.get_segments("orders", 0, after=2**70))
+
+
+def test_times_of_any_year_come_back_as_they_were(book: Book) -> None:
+    book.metadata.create_topic("orders")
+    for number, year in enumerate((1, 1969, 1970, 2026, 2242, 9999)):
+        moment = datetime(year, 1, 2, 3, 4, 5, 678000, tzinfo=UTC)
+        book.metadata.create_topic(f"t{number}")
+        recorded = book.metadata.add_segment(describe(f"t{number}", min_timestamp=moment, max_timestamp=moment))
+        assert recorded.max_timestamp == moment
+        assert book.metadata.find_segment_for_timestamp(f"t{number}", 0, moment) == recorded
+    assert book.verify().ok

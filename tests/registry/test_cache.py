@@ -130,3 +130,23 @@ def test_the_cache_is_bounded_and_can_be_turned_off(shared_place: Place, writer:
         for _ in range(3):
             assert [found(book, offset) for offset in range(50, 3000, 100)] == list(range(0, 3000, 100))
     assert hits(off) == 0
+
+
+def test_a_segment_that_was_read_before_its_partition_changed_is_not_remembered(
+    shared_place: Place, writer: Book
+) -> None:
+    reader = shared_place.open()
+    cache = reader.metadata._cache
+    old = reader.metadata.find_segment_for_offset("orders", 0, 50)
+    assert old is not None
+    known = cache.known("orders", 0)
+    # Between the look-up and the remembering, another thread learns what has happened since.
+    writer.metadata.delete_segments_before("orders", 0, 100)
+    assert high_watermark(reader) == 200
+    cache.remember(old, known)
+    assert found(reader, 50) is None
+    writer.metadata.delete_topic("orders")
+    writer.metadata.create_topic("orders")
+    assert high_watermark(reader) == 0
+    cache.remember(old, known)
+    assert found(reader, 50) is None

@@ -135,6 +135,10 @@ def test_a_subscribers_cursor_is_kept(place: Place) -> None:
         "a" * 32 + "/sqlite/-1",
         "a" * 32 + "/sqlite/1'; DROP TABLE events",
         "a" * 32 + "/postgresql/1",
+        "a" * 32 + "/postgresql/9:1:||0",
+        "a" * 32 + "/postgresql/1:5:9||0",
+        "a" * 32 + "/postgresql/1:9:5,3||0",
+        "a" * 32 + "/postgresql/٣:٩:||0",
     ],
 )
 def test_what_is_no_cursor_is_refused(text: str) -> None:

@@ -25,7 +25,7 @@ LAYERS = (
     "registry",
 )
 # Below all rooms, in an order of their own.
-BASE = ("metrics", "config", "pages", "failpoints", "names", "clock", "errors")
+BASE = ("metrics", "config", "pages", "failpoints", "names", "clock", "forks", "errors")
 ROOMS = {
     "sqlalchemy": {"registry"},
     "alembic": {"registry"},

@@ -21,6 +21,7 @@ from lakebook.errors import (
     WarehouseNotWritable,
 )
 from lakebook.registry.databases import SQLite, sqlite_driver
+from lakebook.registry.migrate import migrate
 
 
 def test_a_folder_becomes_a_book_and_stays_one(tmp_path: Path) -> None:
@@ -100,6 +101,7 @@ def test_the_probe_of_the_warehouse_leaves_nothing(tmp_path: Path) -> None:
 def test_a_closed_book_says_so(place: Place) -> None:
     book = place.open()
     book.metadata.create_topic("orders")
+    assert book.metadata.get_topic("orders") is not None
     book.close()
     for use in (
         lambda: book.metadata.get_topic("orders"),
@@ -201,3 +203,41 @@ def test_a_forked_child_cannot_use_a_book_in_memory() -> None:
 def test_a_book_names_itself_without_secrets(tmp_path: Path) -> None:
     with lakebook.open(tmp_path) as book:
         assert repr(book) == f"Book('sqlite:///{tmp_path}/registry.db')"
+
+
+def test_a_child_forked_while_a_thread_reads_does_not_wait_for_its_locks(shared_place: Place) -> None:
+    book = shared_place.open()
+    book.metadata.create_topic("orders")
+    assert book.metadata.get_partition("orders", 0) is not None
+    cache = book.metadata._cache
+    locks = [cache._lock, *([cache._probe._lock] if cache._probe is not None else [])]
+    locks += [
+        metric._lock for metric in book.metrics._collectors._names_to_collectors.values() if hasattr(metric, "_lock")
+    ]
+
+    def in_child() -> int:
+        book.metadata.add_segment(describe())
+        assert book.metadata.get_partition("orders", 0) is not None
+        assert book.metrics.values()["lakebook_transactions_total{outcome=committed}"] == 2
+        return 0
+
+    for lock in set(locks):
+        lock.acquire()
+    try:
+        assert run_in_fork(in_child) == 0
+    finally:
+        for lock in set(locks):
+            lock.release()
+    assert book.verify().ok
+
+
+def test_an_existing_rollback_book_is_not_switched_to_wal_under_an_old_library(tmp_path: Path) -> None:
+    settings = load_settings(tmp_path, {}, {})
+    old = SQLite(settings, OldDriver("3.40.1"))
+    old.create()
+    migrate(old)
+    held_open = old.connect()
+    with lakebook.open(tmp_path) as book:
+        book.metadata.create_topic("orders")
+    assert held_open.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+    held_open.close()

@@ -15,14 +15,22 @@ from typing import Any
 import sqlalchemy as sa
 
 from lakebook.clock import to_datetime
-from lakebook.errors import AppendTurnHeld, AppendTurnLost, ProducerFenced, SequenceConflict
+from lakebook.errors import AppendTurnHeld, AppendTurnLost, InvalidSegment, ProducerFenced, SequenceConflict
 from lakebook.registry import schema
 from lakebook.registry.changes import row_of
-from lakebook.registry.partitions import locked_partition
-from lakebook.registry.segments import FIND_BY_BATCH, FIND_BY_ID, SegmentInfo, record_segments, segment_from
+from lakebook.registry.partitions import PARTITION_ROW, locked_partition
+from lakebook.registry.schema import MAX_INTEGER
+from lakebook.registry.segments import (
+    FIND_BY_BASE,
+    FIND_BY_BATCH,
+    S3_KEY,
+    SegmentInfo,
+    record_segments,
+    segment_from,
+)
 from lakebook.registry.statements import Statement, bind, insert_into
 from lakebook.registry.topics import SHARE_TOPIC_BY_ID, not_found, share_topic
-from lakebook.registry.transactions import Reader, Transaction, new_id, open_commit_row
+from lakebook.registry.transactions import NoEffect, Reader, Transaction, new_id, open_commit_row
 
 APPEND = "append"
 
@@ -62,6 +70,7 @@ OPEN_TURNS = Statement(
 )
 DELETE_TURNS = Statement(sa.delete(schema.append_turns).where(_a.topic_id == bind("of_topic")), "of_topic")
 DELETE_BATCHES = Statement(sa.delete(schema.producer_batches).where(_b.topic_id == bind("of_topic")), "of_topic")
+COMMIT_STATE = Statement(sa.select(_c.state).where(_c.id == bind("of_commit")), "of_commit")
 SHARE_PRODUCER = Statement(
     sa.select(_pr.epoch).where(_pr.producer_id == bind("producer")).with_for_update(read=True, key_share=True),
     "producer",
@@ -126,8 +135,8 @@ class AppendResult:
     duplicate: bool = False
 
 
-class Landed(Exception):
-    """Ends a transaction without effect, because what it would record is there already."""
+class Landed(NoEffect):
+    """What a transaction would record is there already."""
 
     def __init__(self, segments: tuple[SegmentInfo, ...], next_offset: int) -> None:
         super().__init__("landed")
@@ -214,16 +223,15 @@ def append_segments(
     topic = transaction.one(SHARE_TOPIC_BY_ID, turn.topic_id)
     if topic is None:
         raise not_found(turn.topic)
-    for producer_id in sorted({segment.producer_id for segment in segments if segment.producer_id}):
-        epoch = max(s.producer_epoch or 0 for s in segments if s.producer_id == producer_id)
-        enter_epoch(transaction, producer_id, epoch)
+    if segments[0].producer_id is not None and segments[0].producer_epoch is not None:
+        enter_epoch(transaction, segments[0].producer_id, segments[0].producer_epoch)
     partition = locked_partition(transaction, turn.topic, turn.topic_id, turn.partition_id)
     current = transaction.one(TURN, turn.topic_id, turn.partition_id)
     if current is None or current[0] != turn.token or current[1] != turn.holder:
         raise turn_lost(turn)
     _refuse_landed(transaction, partition, segments)
     recorded = record_segments(transaction, partition, segments, commit_id=turn.commit_id, warehouse=warehouse)
-    _remember_batches(transaction, partition, recorded)
+    _remember_batch(transaction, partition, recorded)
     watermark = recorded[-1].end_offset + 1
     renewed = _hold(transaction, partition, turn.topic, turn.token, turn.holder, seconds, watermark)
     return AppendResult(tuple(recorded), renewed)
@@ -239,21 +247,33 @@ def turn_lost(turn: AppendTurn) -> AppendTurnLost:
 
 
 def landed_before(reader: Reader, turn: AppendTurn, segments: Sequence[SegmentInfo]) -> AppendResult | None:
-    """What an earlier attempt of the same append has landed, under the same ids."""
-    landed = []
-    for segment in segments:
-        row = reader.one(FIND_BY_ID, segment.id) if segment.id else None
-        if row is None:
-            return None
-        found = segment_from(row)
-        if (found.topic, found.partition_id, found.s3_key) != (segment.topic, segment.partition_id, segment.s3_key):
-            return None
-        landed.append(found)
+    """What an earlier call with the same turn and the same segments has landed; none if it has not."""
+    state = reader.one(COMMIT_STATE, turn.commit_id)
+    partition = reader.one(PARTITION_ROW, turn.topic_id, turn.partition_id)
+    if state != ("committed",) or partition is None:
+        return None
+    row = row_of(schema.partitions, partition)
+    landed = [_landed_segment(reader, turn, segment, row["log_start"]) for segment in segments]
+    if None in landed:
+        return None
     current = reader.one(TURN, turn.topic_id, turn.partition_id)
     if current is not None and current[:2] == (turn.token, turn.holder) and current[2] is not None:
-        next_offset = landed[-1].end_offset + 1
-        turn = replace(turn, commit_id=current[2], expires_at=to_datetime(current[3]), next_offset=next_offset)
-    return AppendResult(tuple(landed), turn, duplicate=True)
+        turn = replace(
+            turn,
+            commit_id=current[2],
+            expires_at=to_datetime(current[3]),
+            next_offset=row["high_watermark"],
+        )
+    return AppendResult(tuple(segment for segment in landed if segment is not None), turn, duplicate=True)
+
+
+def _landed_segment(reader: Reader, turn: AppendTurn, segment: SegmentInfo, log_start: int) -> SegmentInfo | None:
+    row = reader.one(FIND_BY_BASE, turn.topic_id, turn.partition_id, segment.base_offset)
+    if row is None:
+        # The turn's commit took effect, and retention has removed what it recorded.
+        return segment if segment.base_offset < log_start else None
+    same = row[-1] == turn.commit_id and row[S3_KEY] == segment.s3_key
+    return segment_from(row[:-1]) if same else None
 
 
 def forget_turns(transaction: Transaction, topic_id: int) -> None:
@@ -274,6 +294,10 @@ def next_epoch(transaction: Transaction, producer_id: str) -> int:
     if row is None:
         transaction.run(INSERT_PRODUCER, producer_id, 0, now)
         return 0
+    if row[0] >= MAX_INTEGER:
+        raise ProducerFenced(
+            "it has had every epoch there can be", on=f"producer {producer_id}", remedy="Use another producer id"
+        )
     transaction.run(UPDATE_PRODUCER, row[0] + 1, now, producer_id)
     return int(row[0]) + 1
 
@@ -299,82 +323,82 @@ def enter_epoch(transaction: Transaction, producer_id: str, epoch: int) -> None:
         )
 
 
-def _refuse_landed(transaction: Transaction, partition: dict[str, Any], segments: Sequence[SegmentInfo]) -> None:
-    """Check the sequence of each batch; a batch that landed before ends the transaction."""
-    expected: dict[str, tuple[int, int]] = {}
-    landed: list[SegmentInfo] = []
-    for segment in segments:
-        if segment.producer_id is None:
-            continue
-        found = _landed_batch(transaction, partition, segment)
-        if found is not None:
-            landed.append(found)
-            continue
-        _check_next(transaction, partition, segment, expected)
-    if landed and len(landed) == len(segments):
-        raise Landed(tuple(landed), partition["high_watermark"])
-    if landed:
-        raise SequenceConflict(
-            "some segments of this batch have landed before and some have not",
+def check_one_producer(segments: Sequence[SegmentInfo]) -> None:
+    """Refuse an append whose segments are not all of one producer and one epoch, or of none."""
+    if len({(segment.producer_id, segment.producer_epoch) for segment in segments}) > 1:
+        raise InvalidSegment(
+            "an append has segments of one producer and one epoch",
             on=f"{segments[0].topic}/{segments[0].partition_id}",
-            remedy="Repeat a batch with exactly the segments it had at first",
+            remedy="Append what belongs to another one by itself",
         )
 
 
-def _landed_batch(transaction: Transaction, partition: dict[str, Any], segment: SegmentInfo) -> SegmentInfo | None:
+def _refuse_landed(transaction: Transaction, partition: dict[str, Any], segments: Sequence[SegmentInfo]) -> None:
+    """Check a producer's sequence; an append that landed before ends the transaction."""
+    producer_id = segments[0].producer_id
+    if producer_id is None:
+        return
+    where = (partition["topic_id"], partition["partition_id"], producer_id)
+    row = transaction.one(LAST_BATCH, *where)
+    last = row_of(schema.producer_batches, row) if row else None
+    landed = [_landed_batch(transaction, partition, segment, last) for segment in segments]
+    if None not in landed:
+        raise Landed(tuple(segment for segment in landed if segment is not None), partition["high_watermark"])
+    epoch, expected = segments[0].producer_epoch, 0
+    # A new epoch counts from the beginning.
+    if last is not None and last["producer_epoch"] == epoch:
+        expected = last["last_sequence"] + 1
+    for segment in segments:
+        _check_next(segment, expected)
+        assert segment.last_sequence is not None
+        expected = segment.last_sequence + 1
+
+
+def _landed_batch(
+    transaction: Transaction, partition: dict[str, Any], segment: SegmentInfo, last: dict[str, Any] | None
+) -> SegmentInfo | None:
     """The recorded form of this very batch, if it is there."""
     where = (partition["topic_id"], partition["partition_id"], segment.producer_id)
     row = transaction.one(FIND_BY_BATCH, *where, segment.producer_epoch, segment.first_sequence)
     if row is not None:
         found = segment_from(row)
         return found if found.last_sequence == segment.last_sequence else None
-    row = transaction.one(LAST_BATCH, *where)
-    if row is None:
+    if last is None or last["producer_epoch"] != segment.producer_epoch:
         return None
-    # Retention has taken the segment; the last batch is remembered all the same.
-    last = row_of(schema.producer_batches, row)
-    names = ("producer_epoch", "first_sequence", "last_sequence")
-    if any(last[name] != getattr(segment, name) for name in names):
+    assert segment.first_sequence is not None and segment.last_sequence is not None
+    if not last["first_sequence"] <= segment.first_sequence <= segment.last_sequence <= last["last_sequence"]:
         return None
-    return replace(segment, id=last["segment_id"], base_offset=last["base_offset"], end_offset=last["end_offset"])
+    # The last append is remembered as a whole, also when retention has taken its segments.
+    base = last["base_offset"] + segment.first_sequence - last["first_sequence"]
+    end = base + segment.record_count - 1
+    return replace(segment, base_offset=base, end_offset=end) if end < partition["log_start"] else None
 
 
-def _check_next(
-    transaction: Transaction,
-    partition: dict[str, Any],
-    segment: SegmentInfo,
-    expected: dict[str, tuple[int, int]],
-) -> None:
-    producer_id, epoch, first = segment.producer_id, segment.producer_epoch, segment.first_sequence
-    assert producer_id is not None and epoch is not None and first is not None and segment.last_sequence is not None
-    if producer_id not in expected:
-        row = transaction.one(LAST_BATCH, partition["topic_id"], partition["partition_id"], producer_id)
-        last = row_of(schema.producer_batches, row) if row else None
-        expected[producer_id] = (last["producer_epoch"], last["last_sequence"] + 1) if last else (epoch, 0)
-    known_epoch, next_sequence = expected[producer_id]
-    if epoch > known_epoch:
-        next_sequence = 0  # A new epoch counts from the beginning.
-    if epoch < known_epoch or first != next_sequence:
-        what = "overlaps with what has landed" if first < next_sequence else "leaves a hole"
-        raise SequenceConflict(
-            f"the batch {first}..{segment.last_sequence} of epoch {epoch} {what}: {next_sequence} comes next",
-            on=f"producer {producer_id} on {segment.topic}/{segment.partition_id}",
-            remedy="Repeat a batch with exactly the records it had at first, and leave none out",
-        )
-    expected[producer_id] = (epoch, segment.last_sequence + 1)
+def _check_next(segment: SegmentInfo, expected: int) -> None:
+    assert segment.first_sequence is not None
+    if segment.first_sequence == expected:
+        return
+    what = "overlaps with what has landed" if segment.first_sequence < expected else "leaves a hole"
+    raise SequenceConflict(
+        f"the batch {segment.first_sequence}..{segment.last_sequence} of epoch {segment.producer_epoch} {what}:"
+        f" {expected} comes next",
+        on=f"producer {segment.producer_id} on {segment.topic}/{segment.partition_id}",
+        remedy="Repeat a batch with exactly the records it had at first, and leave none out",
+    )
 
 
-def _remember_batches(transaction: Transaction, partition: dict[str, Any], recorded: Sequence[SegmentInfo]) -> None:
+def _remember_batch(transaction: Transaction, partition: dict[str, Any], recorded: Sequence[SegmentInfo]) -> None:
+    first, last = recorded[0], recorded[-1]
+    if first.producer_id is None:
+        return
     where = (partition["topic_id"], partition["partition_id"])
-    newest = {segment.producer_id: segment for segment in recorded if segment.producer_id}
-    for producer_id, segment in newest.items():
-        values = (
-            segment.producer_epoch,
-            segment.first_sequence,
-            segment.last_sequence,
-            segment.base_offset,
-            segment.end_offset,
-            segment.id,
-        )
-        if transaction.run(UPDATE_BATCH, *values, *where, producer_id) == 0:
-            transaction.run(INSERT_BATCH, *where, producer_id, *values)
+    values = (
+        first.producer_epoch,
+        first.first_sequence,
+        last.last_sequence,
+        first.base_offset,
+        last.end_offset,
+        last.id,
+    )
+    if transaction.run(UPDATE_BATCH, *values, *where, first.producer_id) == 0:
+        transaction.run(INSERT_BATCH, *where, first.producer_id, *values)

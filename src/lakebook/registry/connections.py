@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import weakref
 from collections import deque
 from contextlib import suppress
 from typing import Any
 
+from lakebook import forks
 from lakebook.errors import BookClosed
 from lakebook.registry.databases import Database
-
-_pools: weakref.WeakSet[Connections] = weakref.WeakSet()
-
-# A child must neither use nor close what it inherited: closing would end the parent's
-# session on the server, and drop the parent's locks on a file. So they are kept, unused.
-_inherited: list[object] = []
 
 
 class Connections:
@@ -28,7 +21,7 @@ class Connections:
         self._closed = False
         # A database in memory lives as long as one connection to it does.
         self._anchor = database.connect() if getattr(database, "in_memory", False) else None
-        _pools.add(self)
+        forks.watch(self)
 
     def take(self) -> Any:
         """An idle connection, or a new one."""
@@ -67,16 +60,9 @@ class Connections:
             self._anchor.close()
             self._anchor = None
 
-    def _after_fork_in_child(self) -> None:
-        _inherited.extend(self._idle)
-        _inherited.append(self._anchor)
+    def after_fork_in_child(self) -> None:
+        """Forget the parent's connections without closing them."""
+        forks.inherited.extend(self._idle)
+        forks.inherited.append(self._anchor)
         self._idle = deque()
         self._anchor = None
-
-
-def _forget_after_fork() -> None:
-    for pool in list(_pools):
-        pool._after_fork_in_child()
-
-
-os.register_at_fork(after_in_child=_forget_after_fork)

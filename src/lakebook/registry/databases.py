@@ -7,8 +7,9 @@ import importlib
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,15 @@ import psycopg
 import sqlalchemy as sa
 from filelock import FileLock
 
+from lakebook import forks
+from lakebook.clock import SystemClock
 from lakebook.config import MEMORY, SQLITE_SCHEME, Settings, redact
 from lakebook.errors import (
     BookClosed,
     InvalidSetting,
     LakebookError,
     RegistryCorrupt,
+    RegistryNotWritable,
     RegistryUnavailable,
     UnsafeSqlite,
 )
@@ -32,6 +36,9 @@ from lakebook.registry.statements import POSTGRESQL, SQLITE
 SAFE_WAL_VERSION = (3, 51, 3)
 
 _OLD_LIBRARY_REMEDY = "Install pysqlite3 (SQLite 3.53), or another SQLite of at least 3.51.3"
+
+_WAL_ATTEMPTS = 500
+_WAL_PAUSE = 0.01
 
 # Any constant does: it keeps Lakebook's advisory locks apart from an application's.
 _EPOCH_LOCK = 0x1A4E_B00C
@@ -45,6 +52,7 @@ class Failure(enum.Enum):
     LOST = "lost"  # the connection is gone: rolled back, unless it was in COMMIT
     DUPLICATE = "duplicate"  # a unique key is taken: rolled back, look for which
     CORRUPT = "corrupt"  # the database file is damaged or is no database
+    DENIED = "denied"  # no room, no right, read only: rolled back, and trying again cannot help
     OTHER = "other"
 
 
@@ -56,12 +64,38 @@ _SQLITE_FAILURES = {
     19: Failure.DUPLICATE,
     5: Failure.BUSY,  # BUSY
     6: Failure.BUSY,  # LOCKED
-    10: Failure.LOST,  # IOERR
-    13: Failure.LOST,  # FULL
+    15: Failure.BUSY,  # PROTOCOL: lost a race for the WAL's locks
+    # IOERR: an fsync that failed may have left the commit in the WAL, so the outcome is unknown.
+    10: Failure.LOST,
     14: Failure.LOST,  # CANTOPEN
+    8: Failure.DENIED,  # READONLY
+    13: Failure.DENIED,  # FULL
     11: Failure.CORRUPT,  # CORRUPT
     26: Failure.CORRUPT,  # NOTADB
 }
+
+
+# By SQLSTATE. The idle time-outs end a session as a restart does; a server that became read-only
+# after a fail-over is left, so that the next connection may find the new one.
+_POSTGRESQL_FAILURES = {
+    "23505": Failure.DUPLICATE,
+    "25006": Failure.LOST,
+    "25P03": Failure.LOST,
+    "25P04": Failure.LOST,
+    "40001": Failure.BUSY,
+    "40P01": Failure.BUSY,
+    "42501": Failure.DENIED,
+    "53100": Failure.DENIED,
+    "55006": Failure.BUSY,
+    "55P03": Failure.BUSY,
+    "57014": Failure.BUSY,
+    "57P01": Failure.LOST,
+    "57P02": Failure.LOST,
+    "57P03": Failure.LOST,
+    "57P04": Failure.LOST,
+    "57P05": Failure.LOST,
+}
+_POSTGRESQL_CLASSES = {"08": Failure.LOST, "53": Failure.LOST}
 
 
 def sqlite_driver() -> Any:
@@ -77,7 +111,6 @@ class Database(ABC):
 
     kind: str
     errors: type[Exception]
-    #: Sent as one round trip; its last result is the book's epoch.
     begin_write: str
     begin_snapshot: str
 
@@ -109,10 +142,13 @@ class Database(ABC):
     def library(self) -> dict[str, Any]:
         """Name and version of what runs the SQL, for `lakebook doctor`."""
 
-    def epoch_of(self, cursor: Any) -> str | None:
-        """Read the epoch from what `begin_write` returned."""
-        row = cursor.fetchone()
-        return str(row[0]) if row else None
+    @abstractmethod
+    def begin(self, connection: Any) -> str | None:
+        """Begin a write transaction, and say which epoch the book is in."""
+
+    @abstractmethod
+    def create(self) -> None:
+        """Prepare a place that holds nothing yet. The caller holds the migration lock."""
 
     @contextmanager
     def engine(self) -> Iterator[sa.Engine]:
@@ -140,9 +176,14 @@ class Database(ABC):
             return RegistryCorrupt(
                 "the file is damaged or is no SQLite database", on=self.shown, remedy="Restore it from a backup"
             )
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if self.classify(error) is Failure.DENIED:
+            return RegistryNotWritable(
+                f"the database does not take it ({_reason(error, self.settings.registry)})",
+                on=self.shown,
+                remedy="Check the free space and the rights",
+            )
         return RegistryUnavailable(
-            f"the registry cannot be reached ({_without_secret(reason, self.settings.registry)})",
+            f"the registry cannot be reached ({_reason(error, self.settings.registry)})",
             on=self.shown,
             remedy="Check that the server runs and that the address and the rights are right",
         )
@@ -159,25 +200,30 @@ class ChangeProbe:
         self._database = database
         self._lock = threading.Lock()
         self._connection: Any = None
-        self._pid = 0
-        # Kept unused after a fork; see connections.py.
-        self._inherited: list[Any] = []
+        forks.watch(self)
 
-    def token(self) -> tuple[int, int]:
-        """A value that changes with every commit, and whenever the probe starts anew."""
-        with self._lock:
-            if self._pid != os.getpid():
-                self._inherited.append(self._connection)
-                self._connection = self._database.connect()
-                self._pid = os.getpid()
-            return self._pid, self._connection.execute("PRAGMA data_version").fetchone()[0]
+    def token(self) -> Hashable:
+        """A value that changes with every commit; where it cannot be had, one that equals no other."""
+        try:
+            with self._lock:
+                if self._connection is None:
+                    self._connection = self._database.connect()
+                return id(self._connection), self._connection.execute("PRAGMA data_version").fetchone()[0]
+        except self._database.errors:
+            return object()  # The read that follows says what is wrong.
 
     def close(self) -> None:
         """Close the probe's connection."""
         with self._lock:
-            if self._connection is not None and self._pid == os.getpid():
+            if self._connection is not None:
                 self._connection.close()
-            self._connection, self._pid = None, 0
+            self._connection = None
+
+    def after_fork_in_child(self) -> None:
+        """Start anew: a thread of the parent may have held the lock."""
+        forks.inherited.append(self._connection)
+        self._lock = threading.Lock()
+        self._connection = None
 
 
 class SQLite(Database):
@@ -229,30 +275,48 @@ class SQLite(Database):
         return connection
 
     def _set_up(self, connection: Any) -> None:
-        if not self.in_memory:
-            # Asked before anything else: merely using a WAL file with an old library is the danger.
-            mode = connection.execute("PRAGMA journal_mode").fetchone()[0]
-            safe = self.version >= SAFE_WAL_VERSION
-            if mode == "wal" and not safe:
-                raise UnsafeSqlite(
-                    f"SQLite {self._driver.sqlite_version} can corrupt this book, which is in WAL mode",
-                    on=self.shown,
-                    remedy=_OLD_LIBRARY_REMEDY,
-                )
-            if mode != "wal" and safe:
-                connection.execute("PRAGMA journal_mode = WAL").fetchone()
+        # Asked before anything else: merely using a WAL file with an old library is the danger.
+        unsafe = not self.in_memory and self.version < SAFE_WAL_VERSION
+        if unsafe and connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal":
+            raise UnsafeSqlite(
+                f"SQLite {self._driver.sqlite_version} can corrupt this book, which is in WAL mode",
+                on=self.shown,
+                remedy=_OLD_LIBRARY_REMEDY,
+            )
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute("PRAGMA cache_size = -32768")
 
-    def epoch_of(self, cursor: Any) -> str | None:
-        return super().epoch_of(cursor.connection.execute("SELECT epoch FROM book WHERE id = 1"))
+    def begin(self, connection: Any) -> str | None:
+        connection.execute(self.begin_write)
+        row = connection.execute("SELECT epoch FROM book WHERE id = 1").fetchone()
+        return str(row[0]) if row else None
 
     def classify(self, error: Exception) -> Failure:
         code = getattr(error, "sqlite_errorcode", None)
         if code is None:
             return Failure.OTHER
         return _SQLITE_FAILURES.get(code & 0xFF, Failure.OTHER)
+
+    def create(self) -> None:
+        """Choose WAL, where the library is safe with it; the mode stays with the file.
+
+        Only at creation: a process with an old library may have an existing book open.
+        """
+        if self.in_memory or self.version < SAFE_WAL_VERSION:
+            return
+        for attempt in count(1):
+            connection = self.connect()
+            try:
+                connection.execute("PRAGMA journal_mode = WAL").fetchone()
+                return
+            except self.errors as error:
+                # Another process is looking at the empty file; this statement does not wait by itself.
+                if self.classify(error) is not Failure.BUSY or attempt >= _WAL_ATTEMPTS:
+                    raise self.unreachable(error) from error
+                SystemClock().sleep(_WAL_PAUSE)
+            finally:
+                connection.close()
 
     @contextmanager
     def migration_lock(self) -> Iterator[None]:
@@ -294,7 +358,7 @@ class PostgreSQL(Database):
     # The shared lock makes a new epoch wait for the transactions of the old one. It stands in a
     # statement of its own, so that the epoch is read after the lock was waited for.
     begin_write = (
-        f"BEGIN; SELECT pg_advisory_xact_lock_shared({_EPOCH_LOCK});"  # noqa: S608 - a constant
+        f"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SELECT pg_advisory_xact_lock_shared({_EPOCH_LOCK});"  # noqa: S608 - a constant
         " SELECT epoch FROM book WHERE id = 1"
     )
     begin_snapshot = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"
@@ -314,22 +378,22 @@ class PostgreSQL(Database):
         )
         return connection
 
-    def epoch_of(self, cursor: Any) -> str | None:
+    def begin(self, connection: Any) -> str | None:
+        # Never prepared: several statements in one text cannot be.
+        cursor = connection.execute(self.begin_write, prepare=False)
         while cursor.nextset():
             pass
-        return super().epoch_of(cursor)
+        row = cursor.fetchone()
+        return str(row[0]) if row else None
 
     def classify(self, error: Exception) -> Failure:
         state = getattr(error, "sqlstate", None)
         if state is None:
             return Failure.LOST if isinstance(error, psycopg.OperationalError) else Failure.OTHER
-        if state in ("40001", "40P01", "55P03"):
-            return Failure.BUSY
-        if state == "23505":
-            return Failure.DUPLICATE
-        if state[:2] == "08" or state in ("57P01", "57P02", "57P03", "53300"):
-            return Failure.LOST
-        return Failure.OTHER
+        return _POSTGRESQL_FAILURES.get(state) or _POSTGRESQL_CLASSES.get(state[:2], Failure.OTHER)
+
+    def create(self) -> None:
+        """A database is made by whoever runs the server."""
 
     @contextmanager
     def migration_lock(self) -> Iterator[None]:
@@ -368,6 +432,8 @@ def database_for(settings: Settings) -> Database:
     return SQLite(settings)
 
 
-def _without_secret(text: str, url: str) -> str:
+def _reason(error: Exception, url: str) -> str:
+    """The first line of what a driver says, without the password."""
+    text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     secret = url.partition("://")[2].partition("/")[0].rpartition("@")[0].partition(":")[2]
     return text.replace(secret, "***") if secret else text

@@ -66,6 +66,8 @@ NEW_IN_SNAPSHOT = Statement(
 )
 CURRENT_SNAPSHOT = Statement(sa.text("SELECT CAST(pg_current_snapshot() AS text)"))
 
+CURRENT_EPOCH = Statement(sa.select(schema.book.c.epoch))
+
 _cu = schema.cursors.c
 LOAD_CURSOR = Statement(sa.select(_cu.position).where(_cu.subscriber == bind("name")), "name")
 INSERT_CURSOR = insert_into(schema.cursors)
@@ -80,7 +82,7 @@ UPDATE_CURSOR = Statement(
 DELETE_CURSOR = Statement(sa.delete(schema.cursors).where(_cu.subscriber == bind("name")), "name")
 
 _NOTHING_SEEN = "1:1:"
-_SNAPSHOT = re.compile(r"\d{1,20}:\d{1,20}:(\d{1,20}(,\d{1,20})*)?")
+_SNAPSHOT = re.compile(r"(\d{1,19}):(\d{1,19}):((?:\d{1,19}(?:,\d{1,19})*)?)", re.ASCII)
 _TOKEN = re.compile(r"(?P<epoch>[0-9a-f]{32})/(?P<kind>sqlite|postgresql)/(?P<position>.*)")
 
 
@@ -131,9 +133,19 @@ class Cursor:
         if kind != POSTGRESQL:
             return cls(epoch, kind, after=_whole(position, text))
         parts = position.split("|")
-        if len(parts) != 3 or not _SNAPSHOT.fullmatch(parts[0]) or (parts[1] and not _SNAPSHOT.fullmatch(parts[1])):
+        if len(parts) != 3 or not _is_snapshot(parts[0]) or (parts[1] and not _is_snapshot(parts[1])):
             raise _not_a_cursor(text)
         return cls(epoch, kind, parts[0], parts[1], _whole(parts[2], text))
+
+
+def _is_snapshot(text: str) -> bool:
+    """Whether PostgreSQL would take the text for a snapshot: xmin, xmax, and what was open between."""
+    match = _SNAPSHOT.fullmatch(text)
+    if match is None:
+        return False
+    low, high = int(match[1]), int(match[2])
+    between = [int(part) for part in match[3].split(",") if part]
+    return 0 < low <= high and between == sorted(set(between)) and all(low <= xid < high for xid in between)
 
 
 def _whole(text: str, cursor: str) -> int:
@@ -177,8 +189,11 @@ def _parsed(value: Any) -> Any:
     return orjson.loads(value) if isinstance(value, str) else value
 
 
-def current_cursor(reader: Reader, epoch: str) -> Cursor:
+def current_cursor(reader: Reader) -> Cursor:
     """The position behind everything the reader can see; in a snapshot, the one to follow a refresh with."""
+    book = reader.one(CURRENT_EPOCH)
+    assert book is not None
+    epoch = book[0]
     if reader.kind == POSTGRESQL:
         row = reader.one(CURRENT_SNAPSHOT)
         assert row is not None
@@ -200,43 +215,27 @@ class EventLog:
 
     def now(self) -> Cursor:
         """The position behind everything that is committed."""
-        return self._registry.in_snapshot(lambda reader: current_cursor(reader, self._registry.epoch))
+        return self._registry.in_snapshot(current_cursor)
 
     def read(self, cursor: Cursor, limit: int = 1000) -> EventBatch:
         """What was committed since `cursor`, oldest first, at most `limit` events."""
         check_limit(limit)
         if cursor.kind != self._registry.kind:
             raise _not_a_cursor(str(cursor))
-        if cursor.epoch != self._registry.epoch:
-            raise CursorExpired(
-                "the cursor belongs to another epoch of the book",
-                on="events",
-                remedy="Read the state from the registry and start with a new cursor",
-            )
-        if cursor.kind == POSTGRESQL:
-            return self._read_postgresql(cursor, limit)
-        rows = self._registry.all(AFTER_ID, cursor.after, limit + 1)
-        events = tuple(event_from(row) for row in rows[:limit])
-        after = events[-1].id if events else cursor.after
-        return EventBatch(events, Cursor(cursor.epoch, cursor.kind, after=after), len(rows) > limit)
+        read = _read_postgresql if cursor.kind == POSTGRESQL else _read_sqlite
 
-    def _read_postgresql(self, cursor: Cursor, limit: int) -> EventBatch:
         def work(reader: Reader) -> EventBatch:
-            since, upto, after = cursor.since, cursor.upto, cursor.after
-            if not upto:
-                snapshot = reader.one(CURRENT_SNAPSHOT)
-                assert snapshot is not None
-                upto = snapshot[0]
-                first = reader.one(FIRST_NEW_ID, since, upto)
-                if first is None or first[0] is None:
-                    return EventBatch((), Cursor(cursor.epoch, cursor.kind, since=upto), False)
-                after = first[0] - 1
-            rows = reader.all(NEW_IN_SNAPSHOT, after, since, upto, limit + 1)
-            events = tuple(event_from(row) for row in rows[:limit])
-            if len(rows) > limit:
-                return EventBatch(events, Cursor(cursor.epoch, cursor.kind, since, upto, events[-1].id), True)
-            # The last page of a snapshot that an earlier call took: there may be newer events by now.
-            return EventBatch(events, Cursor(cursor.epoch, cursor.kind, since=upto), bool(cursor.upto))
+            batch = read(reader, cursor, limit)
+            # After the events: a new epoch removes them in the transaction that begins it, so if it is
+            # still the old one now, none was missing then.
+            row = reader.one(CURRENT_EPOCH)
+            if row is None or row[0] != cursor.epoch:
+                raise CursorExpired(
+                    "the cursor belongs to another epoch of the book",
+                    on="events",
+                    remedy="Read the state from the registry and start with a new cursor",
+                )
+            return batch
 
         # What a good plan is depends on the snapshots, so it is made for these very values.
         return self._registry.read_with(work, plan_once=False)
@@ -261,3 +260,28 @@ class EventLog:
         """Forget a subscriber; it begins with a refresh when it comes back."""
         check_name("subscriber", subscriber)
         self._registry.write(lambda transaction: transaction.run(DELETE_CURSOR, subscriber))
+
+
+def _read_sqlite(reader: Reader, cursor: Cursor, limit: int) -> EventBatch:
+    rows = reader.all(AFTER_ID, cursor.after, limit + 1)
+    events = tuple(event_from(row) for row in rows[:limit])
+    after = events[-1].id if events else cursor.after
+    return EventBatch(events, Cursor(cursor.epoch, cursor.kind, after=after), len(rows) > limit)
+
+
+def _read_postgresql(reader: Reader, cursor: Cursor, limit: int) -> EventBatch:
+    since, upto, after = cursor.since, cursor.upto, cursor.after
+    if not upto:
+        snapshot = reader.one(CURRENT_SNAPSHOT)
+        assert snapshot is not None
+        upto = snapshot[0]
+        first = reader.one(FIRST_NEW_ID, since, upto)
+        if first is None or first[0] is None:
+            return EventBatch((), Cursor(cursor.epoch, cursor.kind, since=upto), False)
+        after = first[0] - 1
+    rows = reader.all(NEW_IN_SNAPSHOT, after, since, upto, limit + 1)
+    events = tuple(event_from(row) for row in rows[:limit])
+    if len(rows) > limit:
+        return EventBatch(events, Cursor(cursor.epoch, cursor.kind, since, upto, events[-1].id), True)
+    # The last page of a snapshot that an earlier call took: there may be newer events by now.
+    return EventBatch(events, Cursor(cursor.epoch, cursor.kind, since=upto), bool(cursor.upto))

@@ -23,6 +23,7 @@ from lakebook.registry import schema
 from lakebook.registry.changes import delete_rows, insert_new, insert_row, row_of, update_row
 from lakebook.registry.databases import Failure
 from lakebook.registry.partitions import partition_row
+from lakebook.registry.segments import find_by_timestamp
 from lakebook.registry.statements import Statement, bind, insert_into
 from lakebook.registry.topics import share_topic
 from lakebook.registry.transactions import Reader, Row, Transaction, TryAgain
@@ -373,19 +374,15 @@ def reset_offset(
     group: str,
     topic: dict[str, Any],
     number: int,
-    offset: int | str,
-    target: str,
+    to: int | str | datetime,
     reason: str | None,
 ) -> OffsetReset:
     """Move a committed offset wherever it was asked for, and record that."""
     row = locked_group(transaction, group, create=False)
     partition = partition_row(transaction, topic["name"], topic["id"], number)
     on = f"group {group} on {topic['name']}/{number}"
-    if offset == "earliest":
-        offset = partition["log_start"]
-    elif offset == "latest":
-        offset = partition["high_watermark"]
-    assert isinstance(offset, int)
+    offset = _place_of(transaction, partition, topic["name"], to)
+    target = to.isoformat() if isinstance(to, datetime) else str(to)
     _refuse_beyond(offset, partition, on)
     if offset < partition["log_start"]:
         raise OffsetBelowLogStart(
@@ -400,6 +397,18 @@ def reset_offset(
     now = transaction.time_of(row["object_id"])
     transaction.run(INSERT_RESET, row["id"], topic["id"], number, sequence, previous, offset, target, reason, now)
     return OffsetReset(group, topic["name"], number, previous, offset, target, reason)
+
+
+def _place_of(transaction: Transaction, partition: dict[str, Any], topic: str, to: int | str | datetime) -> int:
+    """The offset that a reset asks for."""
+    if isinstance(to, int):
+        return to
+    if isinstance(to, datetime):
+        found = find_by_timestamp(transaction, topic, partition["partition_id"], to)
+        if found is not None:
+            return found.base_offset
+    # The watermark that was read before the time was looked for: what came in between is newer.
+    return int(partition["log_start"] if to == "earliest" else partition["high_watermark"])
 
 
 def delete_group(transaction: Transaction, group: str) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from lakebook import failpoints
+from lakebook.clock import SystemClock
 from lakebook.errors import SchemaOutdated, SchemaTooNew
-from lakebook.registry.databases import Database
+from lakebook.registry.databases import Database, Failure
 from lakebook.registry.statements import Statement
 
 VERSION_TABLE = "schema_version"
@@ -19,6 +20,9 @@ VERSION_TABLE = "schema_version"
 #: Every revision there has been, oldest first. A test compares it with the migrations.
 REVISIONS = ("0001", "0002")
 HEAD = REVISIONS[-1]
+
+_BUSY_ATTEMPTS = 500
+_BUSY_PAUSE = 0.01
 
 HAS_VERSION = Statement(
     sa.text("SELECT count(*) FROM sqlite_master WHERE name = 'schema_version'"),
@@ -43,14 +47,26 @@ def revision_of(database: Database) -> str | None:
     except database.errors as error:
         raise database.unreachable(error) from error
     try:
-        if not connection.execute(HAS_VERSION.on(database.kind).sql).fetchone()[0]:
-            return None
-        row = connection.execute(READ_VERSION.on(database.kind).sql).fetchone()
-        return str(row[0]) if row else None
+        return _read_revision(database, connection)
     except database.errors as error:
         raise database.unreachable(error) from error
     finally:
         connection.close()
+
+
+def _read_revision(database: Database, connection: Any) -> str | None:
+    for attempt in range(_BUSY_ATTEMPTS):
+        try:
+            if not connection.execute(HAS_VERSION.on(database.kind).sql).fetchone()[0]:
+                return None
+            row = connection.execute(READ_VERSION.on(database.kind).sql).fetchone()
+            return str(row[0]) if row else None
+        except database.errors as error:
+            # The creation of a book changes the journal's mode, which locks out readers at once.
+            if database.classify(error) is not Failure.BUSY or attempt + 1 == _BUSY_ATTEMPTS:
+                raise
+            SystemClock().sleep(_BUSY_PAUSE)
+    raise AssertionError("unreachable")
 
 
 def check_revision(database: Database, revision: str) -> None:
@@ -107,7 +123,12 @@ def _run(database: Database, revision: str, on_step: Callable[[str], None]) -> N
     def on_version_apply(*, step: Any, **_: Any) -> None:
         on_step(step.up_revision_id)
 
-    with database.engine() as engine, engine.connect() as connection:
-        config.attributes["connection"] = connection
-        config.attributes["on_version_apply"] = on_version_apply
-        command.upgrade(config, revision)
+    try:
+        with database.engine() as engine, engine.connect() as connection:
+            config.attributes["connection"] = connection
+            config.attributes["on_version_apply"] = on_version_apply
+            command.upgrade(config, revision)
+    except sa.exc.DBAPIError as error:
+        raise database.unreachable(error.orig if isinstance(error.orig, Exception) else error) from error
+    except database.errors as error:
+        raise database.unreachable(error) from error

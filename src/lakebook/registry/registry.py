@@ -21,6 +21,7 @@ from lakebook import failpoints
 from lakebook.clock import Clock
 from lakebook.config import Settings
 from lakebook.errors import (
+    BookClosed,
     CommitAborted,
     CommitNotFound,
     CommitOutcomeUnknown,
@@ -35,7 +36,10 @@ from lakebook.registry.connections import Connections
 from lakebook.registry.databases import Database, Failure, PostgreSQL
 from lakebook.registry.statements import POSTGRESQL, Statement, bind
 from lakebook.registry.transactions import (
-    INSERT_COMMIT,
+    DATABASE_TIME,
+    FENCE,
+    INSERT_FENCE,
+    NoEffect,
     Reader,
     Row,
     Transaction,
@@ -47,8 +51,6 @@ from lakebook.registry.transactions import (
 
 T = TypeVar("T")
 
-#: A transaction that was not opened beforehand has a commit row of this kind.
-FENCE = "fence"
 # Fences are kept for twice as long as anybody may still ask for them.
 FENCE_KEPT_MS = 3_600_000
 _FENCE_ASKED_MS = FENCE_KEPT_MS // 2
@@ -83,12 +85,12 @@ PRUNE_FENCES = Statement(
     sa.delete(schema.commits).where(
         _c.id.in_(
             sa.select(_c.id)
-            .where(_c.kind == FENCE, _c.finished_at < bind("before"))
+            .where(_c.kind == FENCE, _c.finished_at < DATABASE_TIME - bind("kept", sa.BigInteger))
             .order_by(_c.finished_at)
             .limit(bind("most", sa.Integer))
         )
     ),
-    "before",
+    "kept",
     "most",
 )
 
@@ -104,6 +106,7 @@ class Registry:
         self.connections = Connections(database, settings.connections)
         self.epoch = ""
         self._writes = 0
+        self._any_errors = (database.errors, LakebookError)
 
     @property
     def kind(self) -> str:
@@ -263,8 +266,12 @@ class Registry:
             if failure in (Failure.LOST, Failure.BUSY, Failure.DUPLICATE):
                 raise TryAgain(failure, error) from error
             raise self._wrapped(error) from error
-        except BaseException:
+        except (LakebookError, TryAgain, NoEffect):
             self._roll_back(connection)
+            raise
+        except BaseException:
+            # An interrupt may have left the connection in the middle of a statement.
+            self.connections.drop(connection)
             raise
         self.connections.give(connection)
         failpoints.reach("transaction.after_commit")
@@ -279,7 +286,7 @@ class Registry:
             raise self.database.unreachable(error) from error
 
     def _begin(self, connection: Any, retried_after: Failure | None) -> Transaction:
-        found = self.database.epoch_of(connection.execute(self.database.begin_write))
+        found = self.database.begin(connection)
         if self.epoch and found != self.epoch:
             raise EpochChanged(
                 "the book was restored or rebuilt since it was opened here",
@@ -291,7 +298,7 @@ class Registry:
     def _enter_commit_row(self, transaction: Transaction, fence: str, *, opened: bool) -> None:
         now = self.clock.now_ms()
         if not opened:
-            transaction.run(INSERT_COMMIT, fence, FENCE, "committed", self.epoch, owner(), now, now)
+            transaction.run(INSERT_FENCE, fence, "committed", self.epoch, owner())
         elif transaction.run(COMMIT_OPEN, now, fence, self.epoch) != 1:
             raise CommitAborted(
                 "it was fenced or has been used before",
@@ -334,6 +341,8 @@ class Registry:
                     break
                 self.clock.sleep(_backoff(attempt))
                 continue
+            except (BookClosed, CommitNotFound):
+                break
             self.metrics.count_settled(state)
             if state == "committed":
                 return
@@ -380,18 +389,22 @@ class Registry:
     def _fence_unopened(self, fence: str) -> str:
         """Take the id of a transaction that brought its own row: who is first decides."""
         connection = self.connections.take()
-        now = self.clock.now_ms()
         try:
-            Reader(connection, self.database)._execute(
-                INSERT_COMMIT, (fence, FENCE, "aborted", self.epoch, owner(), now, now)
-            )
-        except self.database.errors as error:
+            reader = Reader(connection, self.database)
+            try:
+                reader._execute(INSERT_FENCE, (fence, "aborted", self.epoch, owner()))
+            except self.database.errors as error:
+                if self.database.classify(error) is not Failure.DUPLICATE:
+                    raise
+            # The row that is there decides: an earlier try of this very call may have written it.
+            row = reader.one(STATE_OF_COMMIT, fence)
+        except BaseException:
             self.connections.drop(connection)
-            if self.database.classify(error) is Failure.DUPLICATE:
-                return "committed"
             raise
         self.connections.give(connection)
-        return "aborted"
+        if row is None:
+            raise CommitNotFound("its fence is gone", on=f"commit {fence}")
+        return str(row[0])
 
     def write_opened(self, kind: str, work: Callable[[Transaction, str], T]) -> T:
         """Open a commit row, then run `work` in the transaction that commits it.
@@ -423,14 +436,14 @@ class Registry:
 
     def prune_fences(self, most: int = 10_000) -> int:
         """Remove fences that nobody can ask for any more."""
-        before = self.clock.now_ms() - FENCE_KEPT_MS
         with self.read() as reader:
-            return int(reader._execute(PRUNE_FENCES, (before, most)).rowcount)
+            return int(reader._execute(PRUNE_FENCES, (FENCE_KEPT_MS, most)).rowcount)
 
     def _prune_now_and_then(self) -> None:
         self._writes += 1
         if self._writes % _WRITES_BETWEEN_PRUNES == 0:
-            with suppress(self.database.errors):  # Somebody else may write just now; the next turn does it.
+            # Somebody else may write just now; the next turn does it. The write itself is committed.
+            with suppress(*self._any_errors):
                 self.prune_fences()
 
     # --- errors ------------------------------------------------------------------
@@ -446,7 +459,7 @@ class Registry:
 
     def _wrapped(self, error: Exception) -> LakebookError:
         failure = self.database.classify(error)
-        if failure in (Failure.LOST, Failure.CORRUPT):
+        if failure in (Failure.LOST, Failure.CORRUPT, Failure.DENIED):
             return self.database.unreachable(error)
         if failure is Failure.BUSY:
             return RegistryBusy("it is locked", on=self.database.shown, remedy="Try again")

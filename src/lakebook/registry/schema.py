@@ -266,7 +266,7 @@ producer_batches = sa.Table(
     sa.Column("segment_id", sa.Text, nullable=False),
     sa.ForeignKeyConstraint(["topic_id", "partition_id"], ["partitions.topic_id", "partitions.partition_id"]),
     sa.CheckConstraint("first_sequence >= 0 AND first_sequence <= last_sequence", name="sequence"),
-    comment="The last batch each producer landed in a partition; it outlives the segment's retention.",
+    comment="The last append of each producer in a partition; it outlives the retention of its segments.",
 )
 
 consumer_groups = sa.Table(

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
 
-from lakebook.clock import to_ms
+from lakebook.clock import to_datetime, to_ms
 from lakebook.errors import (
     InvalidSegment,
     OffsetBeyondWatermark,
+    PartitionNotFound,
     PathInUse,
     PathOutsideWarehouse,
     SegmentAlreadyExists,
     SegmentGap,
     SegmentOverlap,
 )
-from lakebook.names import check_id, check_name, check_path, shown
+from lakebook.names import MAX_NAME, check_id, check_name, check_path, shown
 from lakebook.registry import schema
 from lakebook.registry.changes import delete_rows, insert_rows, row_of, update_row
 from lakebook.registry.databases import Failure
@@ -28,7 +29,7 @@ from lakebook.registry.partitions import check_partition_id, locked_partition
 from lakebook.registry.schema import MAX_BIGINT, MAX_INTEGER
 from lakebook.registry.statements import ONE, POSTGRESQL, SQLITE, Statement, among, bind
 from lakebook.registry.temporary_files import FILES_AMONG, add_temporary_files
-from lakebook.registry.transactions import Row, Transaction, new_id
+from lakebook.registry.transactions import Reader, Row, Transaction, new_id
 
 _t = schema.topics.c
 _p = schema.partitions.c
@@ -83,7 +84,9 @@ _SEGMENT = (
 )
 _FIELDS = tuple(SegmentInfo.__dataclass_fields__)
 _CREATED, _MIN, _MAX = (_FIELDS.index(name) for name in ("created_at", "min_timestamp", "max_timestamp"))
-END_OFFSET = _FIELDS.index("end_offset")
+BASE_OFFSET, END_OFFSET, S3_KEY = (_FIELDS.index(name) for name in ("base_offset", "end_offset", "s3_key"))
+#: Larger than any object a store takes, and small enough for a million of them to be summed up.
+MAX_SIZE = 2**43
 
 # Segments below the log start are on their way out and no longer there for readers.
 _visible = (
@@ -139,7 +142,14 @@ LAST_SEGMENT = Statement(
     "number",
 )
 _of_any_partition = sa.select(*_SEGMENT).select_from(schema.segments.join(schema.topics, _t.id == _s.topic_id))
-FIND_BY_ID = Statement(_of_any_partition.where(_s.id == bind("segment_id")), "segment_id")
+FIND_BY_BASE = Statement(
+    _of_any_partition.where(
+        _s.topic_id == bind("topic_id"), _s.partition_id == bind("number"), _s.base_offset == bind("offset")
+    ).add_columns(_s.commit_id),
+    "topic_id",
+    "number",
+    "offset",
+)
 FIND_BY_BATCH = Statement(
     _of_any_partition.where(
         _s.topic_id == bind("topic_id"),
@@ -198,7 +208,6 @@ PARTITION_WITH_SEGMENTS = Statement(
     sa.select(_s.partition_id).where(_s.topic_id == bind("topic_id")).order_by(_s.partition_id).limit(ONE), "topic_id"
 )
 
-_from_timestamp = datetime.fromtimestamp
 _new = SegmentInfo.__new__
 
 
@@ -208,11 +217,21 @@ def segment_from(row: Row) -> SegmentInfo:
     # times as fast, and this is the hottest place there is.
     segment = _new(SegmentInfo)
     fields = dict(zip(_FIELDS, row, strict=True))
-    fields["created_at"] = _from_timestamp(row[_CREATED] / 1000, UTC)
-    fields["min_timestamp"] = _from_timestamp(row[_MIN] / 1000, UTC)
-    fields["max_timestamp"] = _from_timestamp(row[_MAX] / 1000, UTC)
+    fields["created_at"] = to_datetime(row[_CREATED])
+    fields["min_timestamp"] = to_datetime(row[_MIN])
+    fields["max_timestamp"] = to_datetime(row[_MAX])
     segment.__dict__.update(fields)
     return segment
+
+
+def find_by_timestamp(reader: Reader, topic: str, number: int, moment: datetime) -> SegmentInfo | None:
+    """The first visible segment with a record at or after a time."""
+    ms = to_ms(moment)
+    row = reader.one(FIND_BY_TIMESTAMP, topic, number, ms)
+    if row is not None and row[_MAX] < ms:
+        # A segment before it, since removed, was newer than its time: look further.
+        row = reader.one(FIND_BY_TIMESTAMP_AFTER, topic, number, ms, row[BASE_OFFSET])
+    return None if row is None else segment_from(row)
 
 
 def check_segment(segment: object, warehouse: str) -> SegmentInfo:
@@ -238,7 +257,7 @@ def check_segment(segment: object, warehouse: str) -> SegmentInfo:
             on=on,
             remedy="Offsets are gapless: record_count = end_offset - base_offset + 1",
         )
-    _check_count(segment.size_bytes, 0, MAX_BIGINT, "size_bytes", on)
+    _check_count(segment.size_bytes, 0, MAX_SIZE, "size_bytes", on)
     check_path(segment.s3_key)
     if segment.s3_bucket not in ("", warehouse):
         raise PathOutsideWarehouse(
@@ -268,7 +287,11 @@ def _check_times(segment: SegmentInfo, on: str) -> None:
     if segment.min_timestamp and segment.max_timestamp and segment.min_timestamp > segment.max_timestamp:
         raise InvalidSegment("its min_timestamp is after its max_timestamp", on=on)
     if segment.checksum is not None and not (
-        isinstance(segment.checksum, str) and segment.checksum.isascii() and ":" in segment.checksum
+        isinstance(segment.checksum, str)
+        and segment.checksum.isascii()
+        and segment.checksum.isprintable()
+        and ":" in segment.checksum
+        and len(segment.checksum) <= MAX_NAME
     ):
         raise InvalidSegment(f"the checksum {shown(segment.checksum)} is not 'algorithm:value'", on=on)
 
@@ -293,6 +316,16 @@ def _check_batch(segment: SegmentInfo, on: str) -> None:
         )
 
 
+def check_without_producer(segments: Sequence[SegmentInfo]) -> None:
+    """Refuse a producer's batch where no turn is asked for: its sequence counts only in order."""
+    if any(segment.producer_id is not None for segment in segments):
+        raise InvalidSegment(
+            "a producer's batch needs the partition's append turn",
+            on="segment",
+            remedy="Record it with claim_append and append_segment",
+        )
+
+
 def check_distinct(segments: Sequence[SegmentInfo]) -> None:
     """Refuse a batch that names an id or a path twice."""
     ids = [segment.id for segment in segments if segment.id]
@@ -313,7 +346,8 @@ def record_segments(
     """Record segments of one locked partition and move its watermark, in one transaction."""
     topic_id, number, object_id = partition["topic_id"], partition["partition_id"], partition["object_id"]
     now = transaction.time_of(object_id)
-    _refuse_taken(transaction, segments, warehouse)
+    if transaction.retried_after is Failure.DUPLICATE:
+        _refuse_taken(transaction, segments, warehouse)
     last = transaction.one(LAST_SEGMENT, topic_id, number)
     newest = last[0] if last else None
     watermark = partition["high_watermark"]
@@ -350,6 +384,7 @@ def record_segments(
         )
         recorded.append(_recorded(segment, segment_id, warehouse, now, least, most))
     insert_rows(transaction, object_id, schema.segments, rows)
+    _refuse_waiting(transaction, segments)
     update_row(transaction, object_id, schema.partitions, partition, {"high_watermark": watermark, "updated_at": now})
     return recorded
 
@@ -360,9 +395,9 @@ def _recorded(segment: SegmentInfo, segment_id: str, warehouse: str, now: int, l
         segment.__dict__,
         id=segment_id,
         s3_bucket=warehouse,
-        created_at=_from_timestamp(now / 1000, UTC),
-        min_timestamp=_from_timestamp(least / 1000, UTC),
-        max_timestamp=_from_timestamp(most / 1000, UTC),
+        created_at=to_datetime(now),
+        min_timestamp=to_datetime(least),
+        max_timestamp=to_datetime(most),
     )
     return recorded
 
@@ -384,20 +419,24 @@ def check_base(segment: SegmentInfo, watermark: int) -> None:
         )
 
 
-def _refuse_taken(transaction: Transaction, segments: Sequence[SegmentInfo], warehouse: str) -> None:
-    paths = transaction.listed(segment.s3_key for segment in segments)
-    # A path that waits for its removal must never count again: the file is about to go.
-    waiting = transaction.one(FILES_AMONG, paths)
+def _refuse_waiting(transaction: Transaction, segments: Sequence[SegmentInfo]) -> None:
+    """A path that waits for its removal must never count again: the file is about to go.
+
+    Asked after the insert, which waits for a transaction that is just letting go of the path.
+    """
+    waiting = transaction.one(FILES_AMONG, transaction.listed(segment.s3_key for segment in segments))
     if waiting is not None:
         raise _path_in_use(waiting[0], "waits for its removal")
-    if transaction.retried_after is not Failure.DUPLICATE:
-        return  # The unique keys find the rest; only then it is worth while to look for which.
+
+
+def _refuse_taken(transaction: Transaction, segments: Sequence[SegmentInfo], warehouse: str) -> None:
+    """Find out which unique key the attempt before this one met."""
     taken = transaction.one(IDS_AMONG, transaction.listed(segment.id for segment in segments if segment.id))
     if taken is not None:
         raise SegmentAlreadyExists(
             f"a segment {shown(taken[0])} exists already", on="segment", remedy="Choose another id"
         )
-    used = transaction.one(PATHS_AMONG, warehouse, paths)
+    used = transaction.one(PATHS_AMONG, warehouse, transaction.listed(segment.s3_key for segment in segments))
     if used is not None:
         raise _path_in_use(used[0], "belongs to another segment")
 
@@ -435,7 +474,10 @@ def remove_segments_below(
     transaction: Transaction, topic: str, topic_id: int, number: int, offset: int | None, *, grace: float, most: int
 ) -> int:
     """Hand at most so many segments below `offset` (none: below the log start) to `temporary_files`."""
-    partition = locked_partition(transaction, topic, topic_id, number)
+    try:
+        partition = locked_partition(transaction, topic, topic_id, number)
+    except PartitionNotFound:
+        return 0  # The topic was deleted and emptied by another process; nothing is left to do.
     below = partition["log_start"] if offset is None else offset
     rows = [row_of(schema.segments, row) for row in transaction.all(BELOW, topic_id, number, below, most)]
     if rows:

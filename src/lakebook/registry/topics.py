@@ -238,13 +238,14 @@ def hide_topic(transaction: Transaction, name: str) -> int:
 
 def forget_partitions(transaction: Transaction, topic_id: int, most: int) -> int:
     """Delete partitions of a hidden topic that nothing refers to any more."""
-    rows = [row_of(schema.partitions, row) for row in transaction.all(PARTITIONS_OF_TOPIC, topic_id, most)]
-    transaction.lock(*(row["object_id"] for row in rows))
-    # Only rows that are still there: another process may do the same work.
-    rows = [row_of(schema.partitions, row) for row in transaction.all(PARTITIONS_OF_TOPIC, topic_id, most)]
-    for row in rows:
-        delete_rows(transaction, row["object_id"], schema.partitions, [row])
-    return len(rows)
+    found = [row_of(schema.partitions, row) for row in transaction.all(PARTITIONS_OF_TOPIC, topic_id, most)]
+    locked = {row["object_id"] for row in found}
+    transaction.lock(*locked)
+    # Only rows that are still there: another process may do the same work, and be further on.
+    for row in (row_of(schema.partitions, row) for row in transaction.all(PARTITIONS_OF_TOPIC, topic_id, most)):
+        if row["object_id"] in locked:
+            delete_rows(transaction, row["object_id"], schema.partitions, [row])
+    return len(found)
 
 
 def forget_topic(transaction: Transaction, topic_id: int) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 import sqlalchemy as sa
+from sqlalchemy.ext.compiler import compiles
 
 from lakebook.clock import Clock
 from lakebook.errors import RegistryCorrupt
@@ -20,7 +21,45 @@ from lakebook.registry.statements import POSTGRESQL, Statement, bind, insert_int
 
 Row = tuple[Any, ...]
 
+#: A transaction that was not opened beforehand has a commit row of this kind.
+FENCE = "fence"
+
+
+class _DatabaseTime(sa.sql.expression.ColumnElement[int]):
+    """The database's own clock, in milliseconds: fences of all clients are pruned by one clock."""
+
+    inherit_cache = True
+    type = sa.BigInteger()
+
+
+@compiles(_DatabaseTime, "sqlite")
+def _sqlite_time(*_: Any, **__: Any) -> str:
+    return "CAST(unixepoch('subsec') * 1000 AS INTEGER)"
+
+
+@compiles(_DatabaseTime, "postgresql")
+def _postgresql_time(*_: Any, **__: Any) -> str:
+    return "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)"
+
+
+DATABASE_TIME = _DatabaseTime()
+
 INSERT_COMMIT = insert_into(schema.commits)
+INSERT_FENCE = Statement(
+    sa.insert(schema.commits).values(
+        id=bind("id"),
+        kind=sa.literal_column(f"'{FENCE}'"),
+        state=bind("state"),
+        epoch=bind("epoch"),
+        owner=bind("owner"),
+        opened_at=DATABASE_TIME,
+        finished_at=DATABASE_TIME,
+    ),
+    "id",
+    "state",
+    "epoch",
+    "owner",
+)
 
 _o = schema.lake_objects.c
 LOCK_OBJECT = Statement(
@@ -69,6 +108,10 @@ def new_id() -> str:
 def owner() -> str:
     """Who writes, for people who look at a commit row."""
     return f"{socket.gethostname()}:{os.getpid()}"
+
+
+class NoEffect(Exception):
+    """Ends a transaction on purpose without an effect; it carries the result."""
 
 
 class TryAgain(Exception):

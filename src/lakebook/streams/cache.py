@@ -15,6 +15,7 @@ from bisect import bisect_right, insort
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
+from lakebook import forks
 from lakebook.registry.partitions import GET_PARTITION, Partition, partition_from
 from lakebook.registry.registry import Registry
 from lakebook.registry.segments import SegmentInfo
@@ -56,11 +57,18 @@ class ReadCache:
         self._topics: dict[str, _TopicEntry] = {}
         self._partitions: dict[tuple[str, int], _PartitionEntry] = {}
         self._segments = 0
+        forks.watch(self)
 
     def close(self) -> None:
-        """Let go of the probe's connection."""
+        """Answer nothing any more, and let go of the probe's connection."""
+        self.enabled = False
         if self._probe is not None:
             self._probe.close()
+
+    def after_fork_in_child(self) -> None:
+        """Start empty: a thread of the parent may have held the lock."""
+        self._lock = threading.Lock()
+        self._topics, self._partitions, self._segments = {}, {}, 0
 
     # --- answering ---------------------------------------------------------------
 
@@ -143,8 +151,17 @@ class ReadCache:
 
     # --- learning and forgetting -------------------------------------------------
 
-    def remember(self, segment: SegmentInfo) -> None:
-        """Keep a segment that the registry has just returned."""
+    def known(self, name: str, number: int) -> int | None:
+        """The topic that a partition's entry belongs to; to be asked before the registry is."""
+        entry = self._partitions.get((name, number))
+        return None if entry is None else entry.partition.topic_id
+
+    def remember(self, segment: SegmentInfo, topic_id: int | None) -> None:
+        """Keep a segment that the registry has returned, unless its partition changed meanwhile.
+
+        `topic_id` is what `known` said before: another thread may have learned since that the
+        topic is a new one of that name, or that the log start has passed the segment.
+        """
         key = (segment.topic, segment.partition_id)
         with self._lock:
             if self._segments >= self._most_segments:
@@ -153,6 +170,8 @@ class ReadCache:
                 self._segments = 0
             found = self._partitions.get(key)
             if found is None or segment.base_offset in found.segments:
+                return
+            if found.partition.topic_id != topic_id or segment.base_offset < found.partition.log_start:
                 return
             found.segments[segment.base_offset] = segment
             insort(found.bases, segment.base_offset)

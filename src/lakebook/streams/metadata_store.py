@@ -8,9 +8,8 @@ from datetime import datetime
 from typing import Any
 
 from lakebook import failpoints
-from lakebook.clock import to_ms
 from lakebook.errors import CommitAborted, InvalidInput, InvalidOffset, WatermarkMismatch
-from lakebook.names import check_id, check_name, check_text, shown
+from lakebook.names import check_id, check_moment, check_name, check_path, check_text, shown
 from lakebook.pages import PAGE_SIZE, Page, check_limit, every, page_of
 from lakebook.registry import appends, groups, segments, topics
 from lakebook.registry.appends import APPEND, AppendResult, AppendTurn
@@ -105,10 +104,10 @@ class MetadataStore:
             row = transaction.one(segments.PARTITION_WITH_SEGMENTS, topic_id)
             if row is None:
                 return 0
-            # At least one, also if another process was faster: then it is asked for again.
-            return 1 + segments.remove_segments_below(
+            segments.remove_segments_below(
                 transaction, name, topic_id, row[0], MAX_OFFSET, grace=self._settings.temporary_file_grace, most=CHUNK
             )
+            return 1  # Also if another process was faster: then it is asked for again.
 
         in_chunks(segments_of_one_partition)
         in_chunks(lambda transaction: groups.forget_offsets(transaction, topic_id, CHUNK))
@@ -216,6 +215,7 @@ class MetadataStore:
             return []
         by_partition = self._grouped(new)
         segments.check_distinct(new)
+        segments.check_without_producer(new)
 
         def work(transaction: Transaction, commit_id: str) -> dict[str, SegmentInfo]:
             rows = {name: topics.share_topic(transaction, name) for name in sorted({name for name, _ in by_partition})}
@@ -272,11 +272,12 @@ class MetadataStore:
             segment = cache.segment(topic, partition_id, offset)
             if segment is not None:
                 return segment
+        known = cache.known(topic, partition_id) if cache.enabled else None
         row = self._registry.one(segments.FIND_BY_OFFSET, topic, partition_id, offset)
         if row is not None and row[END_OFFSET] >= offset:
             segment = segment_from(row)
             if cache.enabled:
-                cache.remember(segment)
+                cache.remember(segment, known)
             return segment
         self._require_partition(topic, partition_id)
         return None
@@ -290,19 +291,11 @@ class MetadataStore:
     def find_segment_for_timestamp(self, topic: str, partition_id: int, moment: datetime) -> SegmentInfo | None:
         """The first segment with a record at or after a time; none if all records are older."""
         self._check_place(topic, partition_id)
-        if not isinstance(moment, datetime) or moment.tzinfo is None:
-            raise InvalidInput(f"{shown(moment)} is not an aware datetime", on=f"{topic}/{partition_id}")
-        ms = to_ms(moment)
-        row = self._registry.one(segments.FIND_BY_TIMESTAMP, topic, partition_id, ms)
-        if row is None:
+        check_moment(moment, f"{topic}/{partition_id}")
+        found = self._registry.read_with(lambda reader: segments.find_by_timestamp(reader, topic, partition_id, moment))
+        if found is None:
             self._require_partition(topic, partition_id)
-            return None
-        found = segment_from(row)
-        if found.max_timestamp is not None and to_ms(found.max_timestamp) >= ms:
-            return found
-        # A segment before it, since removed, was newer than its time: look further.
-        row = self._registry.one(segments.FIND_BY_TIMESTAMP_AFTER, topic, partition_id, ms, found.base_offset)
-        return None if row is None else segment_from(row)
+        return found
 
     def delete_segments_before(self, topic: str, partition_id: int, offset: int) -> int:
         """Remove the segments that lie wholly before an offset; returns how many.
@@ -364,12 +357,22 @@ class MetadataStore:
         lasting = self._turn_seconds(seconds)
 
         def work(transaction: Transaction) -> list[AppendTurn]:
-            turns = {place: appends.claim_turn(transaction, *place, who, lasting) for place in sorted(set(places))}
+            turns = {}
+            for topic, partition_id in self._in_lock_order(transaction, places):
+                turns[topic, partition_id] = appends.claim_turn(transaction, topic, partition_id, who, lasting)
             return [turns[place] for place in places]
 
         turns = self._registry.write(work)
         failpoints.reach("append.claimed")
         return turns
+
+    def _in_lock_order(self, transaction: Transaction, places: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+        rows = {name: topics.share_topic(transaction, name) for name in sorted({name for name, _ in places})}
+
+        def object_id(place: tuple[str, int]) -> int:
+            return int(partition_row(transaction, place[0], rows[place[0]]["id"], place[1])["object_id"])
+
+        return sorted(set(places), key=object_id)
 
     def release_append(self, turn: AppendTurn) -> bool:
         """Give a turn back before its time; false if it had been lost."""
@@ -390,6 +393,7 @@ class MetadataStore:
         if list(self._grouped(new)) != [(turn.topic, turn.partition_id)]:
             raise InvalidInput("the segments are not of the turn's partition", on=f"{turn.topic}/{turn.partition_id}")
         segments.check_distinct(new)
+        appends.check_one_producer(new)
         try:
             result = self._registry.write(
                 lambda transaction: appends.append_segments(
@@ -477,7 +481,9 @@ class MetadataStore:
         """All committed offsets of a group, in the order of topics and partitions."""
         check_limit(limit)
         check_name("group", group_id)
-        topic, number = after if after is not None else ("", -1)
+        topic, number = ("", -1) if after is None else after
+        if after is not None:
+            self._check_place(topic, number)
         rows = self._registry.all(groups.GET_OFFSETS, group_id, topic, number, limit + 1)
         if not rows and self._registry.one(groups.GROUP_ROW, group_id) is None:
             raise groups.no_group(group_id)
@@ -536,26 +542,17 @@ class MetadataStore:
         numbers = [partition_id] if partition_id is not None else self._numbers(topic)
         for number in numbers:
             check_partition_id(topic, number)
-        wanted = {number: self._reset_offset(topic, number, to) for number in numbers}
-        target = to.isoformat() if isinstance(to, datetime) else str(to)
+        if isinstance(to, datetime):
+            check_moment(to, f"group {group_id} on {topic}")
 
         def work(transaction: Transaction) -> list[OffsetReset]:
             row = topics.share_topic(transaction, topic)
-            return [
-                groups.reset_offset(transaction, group_id, row, number, offset, target, reason)
-                for number, offset in wanted.items()
-            ]
+            return [groups.reset_offset(transaction, group_id, row, number, to, reason) for number in numbers]
 
         return self._registry.write(work)
 
     def _numbers(self, topic: str) -> list[int]:
         return [p.partition_id for p in every(lambda after: self.list_partitions(topic, after=after))]
-
-    def _reset_offset(self, topic: str, number: int, to: int | str | datetime) -> int | str:
-        if not isinstance(to, datetime):
-            return to
-        segment = self.find_segment_for_timestamp(topic, number, to)
-        return "latest" if segment is None else segment.base_offset
 
     def delete_consumer_group(self, group_id: str) -> None:
         """Delete a group with its offsets; a new one of that name inherits nothing."""
@@ -567,7 +564,8 @@ class MetadataStore:
     def list_temporary_files(self, *, after: str | None = None, limit: int = PAGE_SIZE) -> Page[TemporaryFile]:
         """Files of removed segments that wait for their removal, in the order of their paths."""
         check_limit(limit)
-        found = self._registry.read_with(lambda reader: list_temporary_files(reader, after or "", limit + 1))
+        beyond = "" if after is None else check_path(after)
+        found = self._registry.read_with(lambda reader: list_temporary_files(reader, beyond, limit + 1))
         return page_of(found, limit, lambda file: file.file_path)
 
     # --- checks ------------------------------------------------------------------

@@ -322,7 +322,7 @@ def _create_producer_batches() -> None:
             name=op.f("fk_producer_batches_topic_id_partition_id"),
         ),
         sa.PrimaryKeyConstraint("topic_id", "partition_id", "producer_id", name=op.f("pk_producer_batches")),
-        comment="The last batch each producer landed in a partition; it outlives the segment's retention.",
+        comment="The last append of each producer in a partition; it outlives the retention of its segments.",
     )
 
 
