@@ -108,7 +108,7 @@ def test_an_interrupt_leaves_nothing_and_the_book_goes_on(book: Book, point: str
     assert book.verify().ok
 
 
-def test_a_driver_interrupted_within_a_batch_is_not_used_again(place: Place) -> None:
+def test_a_driver_interrupted_within_a_batch_is_not_used_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     book = place.open()
     book.metadata.create_topic("orders")
     many = [describe(base=base, count=1) for base in range(300)]
@@ -118,12 +118,10 @@ def test_a_driver_interrupted_within_a_batch_is_not_used_again(place: Place) -> 
         real(transaction)
         raise KeyboardInterrupt
 
-    Transaction.write_events = interrupted  # type: ignore[method-assign]
-    try:
+    with monkeypatch.context() as patched:
+        patched.setattr(Transaction, "write_events", interrupted)
         with pytest.raises(KeyboardInterrupt):
             book.metadata.add_segments(many)
-    finally:
-        Transaction.write_events = real  # type: ignore[method-assign]
     assert list(book.metadata.get_segments("orders", 0)) == []
     assert len(book.metadata.add_segments(many)) == 300
     assert book.verify().ok

@@ -24,7 +24,7 @@ from lakebook.names import check_name, shown
 from lakebook.pages import check_limit
 from lakebook.registry import schema
 from lakebook.registry.registry import Registry
-from lakebook.registry.statements import POSTGRESQL, Statement, bind, insert_into
+from lakebook.registry.statements import POSTGRESQL, ZERO, Statement, bind, insert_into
 from lakebook.registry.transactions import Reader, Row, Transaction
 
 _e = schema.events.c
@@ -44,7 +44,9 @@ _EVENT = (
 _all_events = sa.select(*_EVENT).select_from(schema.events.join(schema.lake_objects, _lo.id == _e.object_id))
 
 AFTER_ID = Statement(
-    _all_events.where(_e.id > bind("after")).order_by(_e.id).limit(bind("most", sa.Integer)), "after", "most"
+    _all_events.where(_e.id > bind("after")).order_by(_e.id).limit(bind("most", sa.Integer)).offset(ZERO),
+    "after",
+    "most",
 )
 NEWEST_ID = Statement(
     # The counter, not the largest id: pruned ids are never given again.
@@ -58,7 +60,7 @@ _new = sa.text(
 # `id + 0`: else the planner walks the primary key from its beginning to find the least id.
 FIRST_NEW_ID = Statement(sa.select(sa.func.min(_e.id + 0)).where(_new), "since", "upto")
 NEW_IN_SNAPSHOT = Statement(
-    _all_events.where(_e.id > bind("after"), _new).order_by(_e.id).limit(bind("most", sa.Integer)),
+    _all_events.where(_e.id > bind("after"), _new).order_by(_e.id).limit(bind("most", sa.Integer)).offset(ZERO),
     "after",
     "since",
     "upto",

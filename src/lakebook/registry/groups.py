@@ -24,7 +24,7 @@ from lakebook.registry.changes import delete_rows, insert_new, insert_row, row_o
 from lakebook.registry.databases import Failure
 from lakebook.registry.partitions import partition_row
 from lakebook.registry.segments import find_by_timestamp
-from lakebook.registry.statements import Statement, bind, insert_into
+from lakebook.registry.statements import ZERO, Statement, bind, insert_into
 from lakebook.registry.topics import share_topic
 from lakebook.registry.transactions import Reader, Row, Transaction, TryAgain
 
@@ -50,7 +50,8 @@ OFFSETS_OF_TOPIC = Statement(
     .select_from(schema.consumer_offsets.join(schema.consumer_groups, _g.id == _o.consumer_group_id))
     .where(_o.topic_id == bind("of_topic"))
     .order_by(_g.object_id)
-    .limit(bind("most", sa.Integer)),
+    .limit(bind("most", sa.Integer))
+    .offset(ZERO),
     "of_topic",
     "most",
 )
@@ -77,7 +78,8 @@ GET_OFFSETS = Statement(
         ),
     )
     .order_by(_t.name, _o.partition_id)
-    .limit(bind("most", sa.Integer)),
+    .limit(bind("most", sa.Integer))
+    .offset(ZERO),
     "group",
     "after_topic",
     "after_number",
@@ -128,7 +130,8 @@ LIST_GROUPS = Statement(
     .where(_g.group_id > bind("after"))
     .group_by(_g.id, _g.group_id, _g.generation, _g.created_at)
     .order_by(_g.group_id)
-    .limit(bind("most", sa.Integer)),
+    .limit(bind("most", sa.Integer))
+    .offset(ZERO),
     "after",
     "most",
 )

@@ -12,7 +12,7 @@ from lakebook.names import shown
 from lakebook.registry import schema
 from lakebook.registry.changes import row_of
 from lakebook.registry.schema import MAX_INTEGER
-from lakebook.registry.statements import Statement, bind
+from lakebook.registry.statements import ZERO, Statement, bind
 from lakebook.registry.transactions import Row, Transaction
 
 _t = schema.topics.c
@@ -26,7 +26,10 @@ _of_live_topic = (
 
 GET_PARTITION = Statement(_of_live_topic.where(_p.partition_id == bind("number")), "name", "number")
 LIST_PARTITIONS = Statement(
-    _of_live_topic.where(_p.partition_id > bind("after")).order_by(_p.partition_id).limit(bind("most", sa.Integer)),
+    _of_live_topic.where(_p.partition_id > bind("after"))
+    .order_by(_p.partition_id)
+    .limit(bind("most", sa.Integer))
+    .offset(ZERO),
     "name",
     "after",
     "most",

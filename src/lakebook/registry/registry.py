@@ -34,7 +34,7 @@ from lakebook.metrics import Metrics
 from lakebook.registry import schema
 from lakebook.registry.connections import Connections
 from lakebook.registry.databases import Database, Failure, PostgreSQL
-from lakebook.registry.statements import POSTGRESQL, Statement, bind
+from lakebook.registry.statements import POSTGRESQL, ZERO, Statement, bind
 from lakebook.registry.transactions import (
     DATABASE_TIME,
     FENCE,
@@ -88,6 +88,7 @@ PRUNE_FENCES = Statement(
             .where(_c.kind == FENCE, _c.finished_at < DATABASE_TIME - bind("kept", sa.BigInteger))
             .order_by(_c.finished_at)
             .limit(bind("most", sa.Integer))
+            .offset(ZERO)
         )
     ),
     "kept",

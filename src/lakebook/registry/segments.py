@@ -27,7 +27,7 @@ from lakebook.registry.databases import Failure
 from lakebook.registry.offsets import MAX_OFFSET, check_offset
 from lakebook.registry.partitions import check_partition_id, locked_partition
 from lakebook.registry.schema import MAX_BIGINT, MAX_INTEGER
-from lakebook.registry.statements import ONE, POSTGRESQL, SQLITE, Statement, among, bind
+from lakebook.registry.statements import ONE, POSTGRESQL, SQLITE, ZERO, Statement, among, bind
 from lakebook.registry.temporary_files import FILES_AMONG, add_temporary_files
 from lakebook.registry.transactions import Reader, Row, Transaction, new_id
 
@@ -88,56 +88,76 @@ BASE_OFFSET, END_OFFSET, S3_KEY = (_FIELDS.index(name) for name in ("base_offset
 #: Larger than any object a store takes, and small enough for a million of them to be summed up.
 MAX_SIZE = 2**43
 
-# Segments below the log start are on their way out and no longer there for readers.
-_visible = (
-    sa.select(*_SEGMENT)
-    .select_from(
-        schema.topics.join(schema.partitions, _p.topic_id == _t.id).join(
-            schema.segments, sa.and_(_s.topic_id == _p.topic_id, _s.partition_id == _p.partition_id)
-        )
+_of_live_partition = (_t.name == bind("name"), _t.deleted_at.is_(None), _p.partition_id == bind("number"))
+_topic_partition = schema.topics.join(schema.partitions, _p.topic_id == _t.id)
+
+
+def _visible(
+    *conditions: sa.ColumnElement[bool],
+    names: tuple[str, ...],
+    order: str = "base_offset",
+    descending: bool = False,
+    after: bool = False,
+    most: Any = ONE,
+) -> Statement:
+    """A look-up among the visible segments of a live topic's partition, in the words of each database.
+
+    Segments below the log start are on their way out and no longer there for readers. Both forms
+    walk one index from where the answer begins: SQLite takes the order from the inner side of a
+    join, and only one lower bound; PostgreSQL takes neither, but plans a lateral query well.
+    """
+
+    def inner(database: str) -> tuple[sa.ColumnElement[bool], ...]:
+        larger = sa.func.greatest if database == POSTGRESQL else sa.func.max
+        bound = _s.base_offset > larger(bind("after"), _p.log_start - 1) if after else _s.base_offset >= _p.log_start
+        return (_s.topic_id == _p.topic_id, _s.partition_id == _p.partition_id, bound, *conditions)
+
+    def ordered(columns: Any) -> list[Any]:
+        keys = [columns[order], columns["base_offset"]] if order != "base_offset" else [columns["base_offset"]]
+        return [key.desc() if descending else key for key in keys]
+
+    joined = (
+        sa.select(*_SEGMENT)
+        .select_from(_topic_partition.join(schema.segments, sa.and_(*inner(SQLITE)[:2])))
+        .where(*_of_live_partition, *inner(SQLITE)[2:])
+        .order_by(*ordered(_s))
+        .limit(most)
+        .offset(ZERO)
     )
-    .where(
-        _t.name == bind("name"),
-        _t.deleted_at.is_(None),
-        _p.partition_id == bind("number"),
-        _s.base_offset >= _p.log_start,
+    found = (
+        sa.select(schema.segments)
+        .where(*inner(POSTGRESQL))
+        .order_by(*ordered(_s))
+        .limit(most)
+        .offset(ZERO)
+        .correlate(schema.partitions)
+        .lateral("found")
     )
-)
+    lateral = (
+        sa.select(_t.name, *(found.c[column.name] for column in _SEGMENT[1:]))
+        .select_from(_topic_partition.join(found, sa.true()))
+        .where(*_of_live_partition)
+        .order_by(*ordered(found.c))
+    )
+    return Statement(joined, *names, postgresql=lateral)
+
+
 # "The last one that begins at or before the offset" is one step into an index, hit or miss;
 # its end is compared afterwards. A condition on both columns would scan on a miss.
-FIND_BY_OFFSET = Statement(
-    _visible.where(_s.base_offset <= bind("offset")).order_by(_s.base_offset.desc()).limit(ONE),
-    "name",
-    "number",
-    "offset",
+FIND_BY_OFFSET = _visible(_s.base_offset <= bind("offset"), names=("name", "number", "offset"), descending=True)
+FIND_BY_TIMESTAMP = _visible(
+    _s.newest_timestamp >= bind("moment"), names=("name", "number", "moment"), order="newest_timestamp"
 )
-FIND_BY_TIMESTAMP = Statement(
-    _visible.where(_s.newest_timestamp >= bind("moment")).order_by(_s.newest_timestamp, _s.base_offset).limit(ONE),
-    "name",
-    "number",
-    "moment",
+FIND_BY_TIMESTAMP_AFTER = _visible(
+    _s.max_timestamp >= bind("moment"), names=("name", "number", "moment", "after"), after=True
 )
-FIND_BY_TIMESTAMP_AFTER = Statement(
-    _visible.where(_s.max_timestamp >= bind("moment"), _s.base_offset > bind("after"))
-    .order_by(_s.base_offset)
-    .limit(ONE),
-    "name",
-    "number",
-    "moment",
-    "after",
-)
-LIST_SEGMENTS = Statement(
-    _visible.where(_s.base_offset > bind("after")).order_by(_s.base_offset).limit(bind("most", sa.Integer)),
-    "name",
-    "number",
-    "after",
-    "most",
-)
+LIST_SEGMENTS = _visible(names=("name", "number", "after", "most"), after=True, most=bind("most", sa.Integer))
 LAST_SEGMENT = Statement(
     sa.select(_s.newest_timestamp)
     .where(_s.topic_id == bind("topic_id"), _s.partition_id == bind("number"))
     .order_by(_s.base_offset.desc())
-    .limit(ONE),
+    .limit(ONE)
+    .offset(ZERO),
     "topic_id",
     "number",
 )
@@ -165,11 +185,15 @@ FIND_BY_BATCH = Statement(
     "first",
 )
 _ids_among = {
-    database: sa.select(_s.id).where(among(_s.id, "ids", database)).limit(ONE) for database in (SQLITE, POSTGRESQL)
+    database: sa.select(_s.id).where(among(_s.id, "ids", database)).limit(ONE).offset(ZERO)
+    for database in (SQLITE, POSTGRESQL)
 }
 IDS_AMONG = Statement(_ids_among[SQLITE], "ids", postgresql=_ids_among[POSTGRESQL])
 _paths_among = {
-    database: sa.select(_s.s3_key).where(_s.s3_bucket == bind("bucket"), among(_s.s3_key, "paths", database)).limit(ONE)
+    database: sa.select(_s.s3_key)
+    .where(_s.s3_bucket == bind("bucket"), among(_s.s3_key, "paths", database))
+    .limit(ONE)
+    .offset(ZERO)
     for database in (SQLITE, POSTGRESQL)
 }
 PATHS_AMONG = Statement(_paths_among[SQLITE], "bucket", "paths", postgresql=_paths_among[POSTGRESQL])
@@ -184,12 +208,14 @@ CONTAINING_OR_NEXT = Statement(
             .where(_s.topic_id == bind("topic_id"), _s.partition_id == bind("number"), _s.base_offset <= bind("offset"))
             .order_by(_s.base_offset.desc())
             .limit(ONE)
+            .offset(ZERO)
             .scalar_subquery(),
             0,
         ),
     )
     .order_by(_s.base_offset)
-    .limit(ONE),
+    .limit(ONE)
+    .offset(ZERO),
     "topic_id",
     "number",
     "offset",
@@ -198,14 +224,16 @@ BELOW = Statement(
     sa.select(schema.segments)
     .where(_s.topic_id == bind("topic_id"), _s.partition_id == bind("number"), _s.base_offset < bind("offset"))
     .order_by(_s.base_offset)
-    .limit(bind("most", sa.Integer)),
+    .limit(bind("most", sa.Integer))
+    .offset(ZERO),
     "topic_id",
     "number",
     "offset",
     "most",
 )
 PARTITION_WITH_SEGMENTS = Statement(
-    sa.select(_s.partition_id).where(_s.topic_id == bind("topic_id")).order_by(_s.partition_id).limit(ONE), "topic_id"
+    sa.select(_s.partition_id).where(_s.topic_id == bind("topic_id")).order_by(_s.partition_id).limit(ONE).offset(ZERO),
+    "topic_id",
 )
 
 _new = SegmentInfo.__new__
@@ -213,14 +241,20 @@ _new = SegmentInfo.__new__
 
 def segment_from(row: Row) -> SegmentInfo:
     """A segment from the columns of `FIND_BY_OFFSET`."""
+    (
+        topic, number, base, end, count, size, key, segment_id, bucket, created, least, most, checksum,
+        producer, epoch, first, last,
+    ) = row  # fmt: skip
     # A frozen dataclass sets its fields one by one; filling its dictionary at once is three
     # times as fast, and this is the hottest place there is.
     segment = _new(SegmentInfo)
-    fields = dict(zip(_FIELDS, row, strict=True))
-    fields["created_at"] = to_datetime(row[_CREATED])
-    fields["min_timestamp"] = to_datetime(row[_MIN])
-    fields["max_timestamp"] = to_datetime(row[_MAX])
-    segment.__dict__.update(fields)
+    segment.__dict__.update({
+        "topic": topic, "partition_id": number, "base_offset": base, "end_offset": end, "record_count": count,
+        "size_bytes": size, "s3_key": key, "id": segment_id, "s3_bucket": bucket,
+        "created_at": to_datetime(created), "min_timestamp": to_datetime(least), "max_timestamp": to_datetime(most),
+        "checksum": checksum, "producer_id": producer, "producer_epoch": epoch, "first_sequence": first,
+        "last_sequence": last,
+    })  # fmt: skip
     return segment
 
 

@@ -8,6 +8,7 @@ more than the driver itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import sqlalchemy as sa
@@ -27,6 +28,8 @@ DIALECTS: dict[str, Dialect] = {
 
 #: `LIMIT 1` as a constant: a bound one hides from the planner that one row is enough.
 ONE: sa.ColumnClause[int] = sa.literal_column("1", sa.Integer)
+#: Without it, SQLAlchemy gives every LIMIT on SQLite an OFFSET whose zero is bound at each call.
+ZERO: sa.ColumnClause[int] = sa.literal_column("0", sa.Integer)
 
 Clause: TypeAlias = sa.sql.base.Executable | str
 
@@ -74,7 +77,11 @@ class Statement:
 
 
 def _arrangement(indexes: Sequence[int], constants: tuple[Any, ...]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    return lambda values: tuple([(*values, *constants)[index] for index in indexes])
+    if len(indexes) == 1:
+        only = indexes[0]
+        return lambda values: ((*values, *constants)[only],)
+    pick: Callable[[Any], tuple[Any, ...]] = itemgetter(*indexes)
+    return (lambda values: pick((*values, *constants))) if constants else pick
 
 
 def insert_into(table: sa.Table, *columns: str) -> Statement:

@@ -13,7 +13,7 @@ from lakebook.errors import PathOutsideWarehouse
 from lakebook.names import check_path
 from lakebook.registry import schema
 from lakebook.registry.changes import row_of
-from lakebook.registry.statements import Statement, bind
+from lakebook.registry.statements import ZERO, Statement, bind
 from lakebook.registry.transactions import Reader, Row
 
 _t = schema.topics.c
@@ -153,7 +153,8 @@ OBJECTS = Statement(
     sa.select(_lo.id, _lo.kind, _lo.last_sequence, _lo.last_commit_at)
     .where(_lo.id > bind("after"))
     .order_by(_lo.id)
-    .limit(bind("most", sa.Integer)),
+    .limit(bind("most", sa.Integer))
+    .offset(ZERO),
     "after",
     "most",
 )
@@ -161,7 +162,8 @@ EVENTS_OF_OBJECT = Statement(
     sa.select(_e.sequence, _e.table_name, _e.operation, _e.key, _e.row_after, _e.row_before, _e.occurred_at, _e.id)
     .where(_e.object_id == bind("object_id"), _e.sequence > bind("after"))
     .order_by(_e.sequence)
-    .limit(bind("most", sa.Integer)),
+    .limit(bind("most", sa.Integer))
+    .offset(ZERO),
     "object_id",
     "after",
     "most",

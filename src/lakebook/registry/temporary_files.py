@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from lakebook.clock import to_datetime
 from lakebook.registry import schema
-from lakebook.registry.statements import ONE, POSTGRESQL, SQLITE, Statement, among, bind, insert_into
+from lakebook.registry.statements import ONE, POSTGRESQL, SQLITE, ZERO, Statement, among, bind, insert_into
 from lakebook.registry.transactions import Reader, Transaction
 
 _f = schema.temporary_files.c
@@ -19,14 +19,15 @@ LIST_FILES = Statement(
     sa.select(schema.temporary_files)
     .where(_f.file_path > bind("after"))
     .order_by(_f.file_path)
-    .limit(bind("most", sa.Integer)),
+    .limit(bind("most", sa.Integer))
+    .offset(ZERO),
     "after",
     "most",
 )
 FILES_AMONG = Statement(
-    sa.select(_f.file_path).where(among(_f.file_path, "paths", SQLITE)).limit(ONE),
+    sa.select(_f.file_path).where(among(_f.file_path, "paths", SQLITE)).limit(ONE).offset(ZERO),
     "paths",
-    postgresql=sa.select(_f.file_path).where(among(_f.file_path, "paths", POSTGRESQL)).limit(ONE),
+    postgresql=sa.select(_f.file_path).where(among(_f.file_path, "paths", POSTGRESQL)).limit(ONE).offset(ZERO),
 )
 COUNT_FILES = Statement(
     sa.select(

@@ -15,7 +15,7 @@ from lakebook.errors import InvalidPartitionCount, TopicAlreadyExists, TopicNotF
 from lakebook.names import check_name, shown
 from lakebook.registry import schema
 from lakebook.registry.changes import delete_rows, insert_new, insert_rows, row_of, update_row
-from lakebook.registry.statements import POSTGRESQL, SQLITE, Statement, among, bind
+from lakebook.registry.statements import POSTGRESQL, SQLITE, ZERO, Statement, among, bind
 from lakebook.registry.topic_config import check_config, check_retention
 from lakebook.registry.transactions import Reader, Row, Transaction
 
@@ -34,7 +34,8 @@ LIST_TOPICS = Statement(
     sa.select(*_TOPIC)
     .where(_live, _t.name > bind("after"), _t.name >= bind("prefix"), _t.name < bind("prefix_end"))
     .order_by(_t.name)
-    .limit(bind("most", sa.Integer)),
+    .limit(bind("most", sa.Integer))
+    .offset(ZERO),
     "after",
     "prefix",
     "prefix_end",
@@ -52,14 +53,19 @@ SHARE_TOPIC_BY_ID = Statement(
 CLAIM_TOPIC = Statement(sa.select(schema.topics).where(_t.name == bind("name"), _live).with_for_update(), "name")
 ANY_TOPIC = Statement(sa.select(schema.topics).where(_t.id == bind("topic_id")), "topic_id")
 DELETED_TOPICS = Statement(
-    sa.select(_t.id, _t.name).where(_t.deleted_at.is_not(None)).order_by(_t.id).limit(bind("most", sa.Integer)),
+    sa.select(_t.id, _t.name)
+    .where(_t.deleted_at.is_not(None))
+    .order_by(_t.id)
+    .limit(bind("most", sa.Integer))
+    .offset(ZERO),
     "most",
 )
 PARTITIONS_OF_TOPIC = Statement(
     sa.select(schema.partitions)
     .where(_p.topic_id == bind("topic_id"))
     .order_by(_p.partition_id)
-    .limit(bind("most", sa.Integer)),
+    .limit(bind("most", sa.Integer))
+    .offset(ZERO),
     "topic_id",
     "most",
 )

@@ -145,9 +145,15 @@ class ReadCache:
         return self._probe.token() if self._probe is not None else None
 
     def _is_fresh(self, entry: _TopicEntry | _PartitionEntry) -> bool:
-        if self._staleness and self._clock.monotonic() - entry.checked_at <= self._staleness:
-            return True
-        return self._probe is not None and entry.token == self._probe.token()
+        now = 0.0
+        if self._staleness:
+            now = self._clock.monotonic()
+            if now - entry.checked_at <= self._staleness:
+                return True
+        if self._probe is None or entry.token != self._probe.token():
+            return False
+        entry.checked_at = now  # Nothing was committed up to the probe, which came after this reading.
+        return True
 
     # --- learning and forgetting -------------------------------------------------
 
