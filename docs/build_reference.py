@@ -191,20 +191,24 @@ def columns_of(thing: Any) -> str:
 def commands_page() -> str:
     """Every command with its options."""
     parts = ["# The command line\n"]
-    for path, command in walk(cli, ["lakebook"]):
-        context = click.Context(command, info_name=" ".join(path))
+    for path, command, context in walk(cli, ["lakebook"]):
         parts.append(f"{'#' * min(4, len(path) + 1)} `{' '.join(path)}`\n\n```\n{command.get_help(context)}\n```\n")
     return "\n".join(parts)
 
 
-def walk(command: click.Command, path: list[str]) -> Iterator[tuple[list[str], click.Command]]:
-    """A command and everything below it."""
+def walk(
+    command: click.Command, path: list[str], above: click.Context | None = None
+) -> Iterator[tuple[list[str], click.Command, click.Context]]:
+    """A command and everything below it, each in the context that a user would see it in."""
     if not command.help:
         raise ValueError(f"{' '.join(path)} has no help text")
-    yield path, command
+    # A fixed width: the terminal of whoever runs this is no part of the reference.
+    settings = {**command.context_settings, "terminal_width": 80, "max_content_width": 80}
+    context = click.Context(command, parent=above, info_name=path[-1], **settings)
+    yield path, command, context
     if isinstance(command, click.Group):
         for name in sorted(command.commands):
-            yield from walk(command.commands[name], [*path, name])
+            yield from walk(command.commands[name], [*path, name], context)
 
 
 def pages() -> dict[str, str]:

@@ -22,8 +22,14 @@ def check_name(kind: str, name: object) -> str:
     raise InvalidName(f"{shown(name)} is not a legal {kind} name", on=kind, remedy=_RULE)
 
 
+# Most paths are of these characters, and none of their parts begins with a dot.
+_PLAIN_PATH = re.compile(r"(?:[A-Za-z0-9_=+@%-][A-Za-z0-9._=+@%-]*/)*[A-Za-z0-9_=+@%-][A-Za-z0-9._=+@%-]*", re.ASCII)
+
+
 def check_path(path: object) -> str:
     """Return `path` if it is a plain relative path that stays inside the warehouse."""
+    if isinstance(path, str) and len(path) <= MAX_PATH and _PLAIN_PATH.fullmatch(path):
+        return path
     if not isinstance(path, str) or not 0 < len(path.encode("utf-8", "replace")) <= MAX_PATH:
         reason = f"has to be a text of 1 to {MAX_PATH} bytes"
     elif path.startswith("/") or "\\" in path or "://" in path:

@@ -415,6 +415,8 @@ def test_migrate_applies_what_is_missing_and_names_it(shell: Shell, folder: Path
     folder.mkdir()
     database = database_for(load_settings(folder, {}))
     migrate_to(database, "0001")
+    with database.engine() as engine, engine.begin() as connection:
+        connection.exec_driver_sql("INSERT INTO book VALUES (1, 'book', 'epoch', 'warehouse', 1, 1)")
     outdated = shell.run("topics", "list")
     assert outdated.exit_code == 1
     assert "lakebook migrate" in outdated.stderr

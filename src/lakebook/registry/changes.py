@@ -40,7 +40,7 @@ def insert_rows(transaction: Transaction, object_id: int, table: sa.Table, rows:
     dumps = orjson.dumps
     transaction.capture(
         object_id,
-        table.name,
+        str(table.name),
         [("insert", dumps({name: row[name] for name in key}).decode(), dumps(row).decode(), None) for row in rows],
     )
 
@@ -73,7 +73,7 @@ def delete_rows(transaction: Transaction, object_id: int, table: sa.Table, rows:
     dumps = orjson.dumps
     transaction.capture(
         object_id,
-        table.name,
+        str(table.name),
         [("delete", dumps({name: row[name] for name in key}).decode(), None, dumps(row).decode()) for row in rows],
     )
 
@@ -93,7 +93,7 @@ def capture(
     key = orjson.dumps({name: row[name] for name in _key_of(table)}).decode()
     transaction.capture(
         object_id,
-        table.name,
+        str(table.name),
         [
             (
                 operation,

@@ -20,12 +20,12 @@ from lakebook.errors import (
     SegmentGap,
     SegmentOverlap,
 )
-from lakebook.names import MAX_NAME, check_id, check_name, check_path, shown
+from lakebook.names import MAX_NAME, check_id, check_path, shown
 from lakebook.registry import schema
 from lakebook.registry.changes import delete_rows, insert_rows, row_of, update_row
 from lakebook.registry.databases import Failure
 from lakebook.registry.offsets import MAX_OFFSET, check_offset
-from lakebook.registry.partitions import check_partition_id, locked_partition
+from lakebook.registry.partitions import locked_partition
 from lakebook.registry.schema import MAX_BIGINT, MAX_INTEGER
 from lakebook.registry.statements import ONE, POSTGRESQL, SQLITE, ZERO, Statement, among, bind
 from lakebook.registry.temporary_files import FILES_AMONG, add_temporary_files
@@ -272,8 +272,34 @@ def check_segment(segment: object, warehouse: str) -> SegmentInfo:
     """Return `segment` if its description makes sense by itself."""
     if not isinstance(segment, SegmentInfo):
         raise InvalidSegment(f"{shown(segment)} is not a SegmentInfo", on="segment")
-    check_name("topic", segment.topic)
-    check_partition_id(segment.topic, segment.partition_id)
+    base, end, count, size = segment.base_offset, segment.end_offset, segment.record_count, segment.size_bytes
+    # One comparison for what is right, as nearly all are; what is wrong is found out at leisure.
+    if not (
+        type(base) is type(end) is type(count) is type(size) is int
+        and 0 <= base <= end < MAX_OFFSET
+        and end - base + 1 == count <= MAX_INTEGER
+        and 0 <= size <= MAX_SIZE
+    ):
+        _refuse_numbers(segment)
+    check_path(segment.s3_key)
+    on = "segment"
+    if segment.s3_bucket not in ("", warehouse):
+        raise PathOutsideWarehouse(
+            f"the bucket {shown(segment.s3_bucket)} is not the warehouse's root {shown(warehouse)}",
+            on=on,
+            remedy="Leave s3_bucket out",
+        )
+    if segment.id != "":
+        check_id("segment", segment.id)
+    if segment.checksum is not None:
+        _check_checksum(segment.checksum, on)
+    if segment.created_at is not None or segment.min_timestamp is not None or segment.max_timestamp is not None:
+        _check_times(segment, on)
+    _check_batch(segment, on)
+    return segment
+
+
+def _refuse_numbers(segment: SegmentInfo) -> None:
     on = f"segment of {segment.topic}/{segment.partition_id}"
     # The watermark is one more than the last offset and has to fit too.
     check_offset(segment.base_offset, on, most=MAX_OFFSET - 1)
@@ -285,25 +311,12 @@ def check_segment(segment: object, warehouse: str) -> SegmentInfo:
             remedy="end_offset is the offset of its last record",
         )
     _check_count(segment.record_count, 1, MAX_INTEGER, "record_count", on)
-    if segment.record_count != segment.end_offset - segment.base_offset + 1:
-        raise InvalidSegment(
-            f"{segment.record_count} records cannot have the offsets {segment.base_offset} to {segment.end_offset}",
-            on=on,
-            remedy="Offsets are gapless: record_count = end_offset - base_offset + 1",
-        )
     _check_count(segment.size_bytes, 0, MAX_SIZE, "size_bytes", on)
-    check_path(segment.s3_key)
-    if segment.s3_bucket not in ("", warehouse):
-        raise PathOutsideWarehouse(
-            f"the bucket {shown(segment.s3_bucket)} is not the warehouse's root {shown(warehouse)}",
-            on=on,
-            remedy="Leave s3_bucket out",
-        )
-    if segment.id != "":
-        check_id("segment", segment.id)
-    _check_times(segment, on)
-    _check_batch(segment, on)
-    return segment
+    raise InvalidSegment(
+        f"{segment.record_count} records cannot have the offsets {segment.base_offset} to {segment.end_offset}",
+        on=on,
+        remedy="Offsets are gapless: record_count = end_offset - base_offset + 1",
+    )
 
 
 def _check_count(value: object, least: int, most: int, name: str, on: str) -> None:
@@ -320,14 +333,18 @@ def _check_times(segment: SegmentInfo, on: str) -> None:
         raise InvalidSegment("min_timestamp and max_timestamp go together", on=on)
     if segment.min_timestamp and segment.max_timestamp and segment.min_timestamp > segment.max_timestamp:
         raise InvalidSegment("its min_timestamp is after its max_timestamp", on=on)
-    if segment.checksum is not None and not (
-        isinstance(segment.checksum, str)
-        and segment.checksum.isascii()
-        and segment.checksum.isprintable()
-        and ":" in segment.checksum
-        and len(segment.checksum) <= MAX_NAME
+
+
+def _check_checksum(checksum: object, on: str) -> None:
+    if (
+        isinstance(checksum, str)
+        and checksum.isascii()
+        and checksum.isprintable()
+        and ":" in checksum
+        and len(checksum) <= MAX_NAME
     ):
-        raise InvalidSegment(f"the checksum {shown(segment.checksum)} is not 'algorithm:value'", on=on)
+        return
+    raise InvalidSegment(f"the checksum {shown(checksum)} is not 'algorithm:value'", on=on)
 
 
 def _check_batch(segment: SegmentInfo, on: str) -> None:
@@ -386,8 +403,10 @@ def record_segments(
     newest = last[0] if last else None
     watermark = partition["high_watermark"]
     rows, recorded = [], []
+    created = to_datetime(now)
     for segment in segments:
-        check_base(segment, watermark)
+        if segment.base_offset != watermark:
+            check_base(segment, watermark)
         watermark = segment.end_offset + 1
         least = now if segment.min_timestamp is None else to_ms(segment.min_timestamp)
         most = now if segment.max_timestamp is None else to_ms(segment.max_timestamp)
@@ -416,23 +435,19 @@ def record_segments(
                 "created_at": now,
             }
         )
-        recorded.append(_recorded(segment, segment_id, warehouse, now, least, most))
+        copy = _new(SegmentInfo)
+        copy.__dict__.update(
+            segment.__dict__,
+            id=segment_id,
+            s3_bucket=warehouse,
+            created_at=created,
+            min_timestamp=created if least == now else to_datetime(least),
+            max_timestamp=created if most == now else to_datetime(most),
+        )
+        recorded.append(copy)
     insert_rows(transaction, object_id, schema.segments, rows)
     _refuse_waiting(transaction, segments)
     update_row(transaction, object_id, schema.partitions, partition, {"high_watermark": watermark, "updated_at": now})
-    return recorded
-
-
-def _recorded(segment: SegmentInfo, segment_id: str, warehouse: str, now: int, least: int, most: int) -> SegmentInfo:
-    recorded = _new(SegmentInfo)
-    recorded.__dict__.update(
-        segment.__dict__,
-        id=segment_id,
-        s3_bucket=warehouse,
-        created_at=to_datetime(now),
-        min_timestamp=to_datetime(least),
-        max_timestamp=to_datetime(most),
-    )
     return recorded
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -102,7 +101,7 @@ INSERT_EVENT = Statement(
 
 def new_id() -> str:
     """An id nobody else has."""
-    return uuid.uuid4().hex
+    return os.urandom(16).hex()
 
 
 def owner() -> str:

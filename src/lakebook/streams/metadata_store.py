@@ -598,5 +598,10 @@ class MetadataStore:
         grouped: dict[tuple[str, int], list[SegmentInfo]] = {}
         for segment in new:
             segments.check_segment(segment, self._warehouse)
-            grouped.setdefault((segment.topic, segment.partition_id), []).append(segment)
+            place = (segment.topic, segment.partition_id)
+            theirs = grouped.get(place) if type(place[0]) is str and type(place[1]) is int else None
+            if theirs is None:
+                self._check_place(*place)
+                theirs = grouped[place] = []
+            theirs.append(segment)
         return grouped
