@@ -5,6 +5,7 @@ Everything happens in a book in a temporary folder: SQLite and a warehouse besid
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from lakebook.errors import AppendTurnLost, LakebookError, OffsetBeyondWatermark
 
 
 def say(text: str) -> None:
-    print(f"\n\033[1m{text}\033[0m")
+    print(f"\n\033[1m{text}\033[0m" if sys.stdout.isatty() else f"\n{text}")
 
 
 def show(text: str) -> None:

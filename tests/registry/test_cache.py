@@ -113,6 +113,16 @@ def test_a_book_sees_its_own_changes_at_once(shared_place: Place, clock: ManualC
     assert found(book, 250) is None
 
 
+def test_what_was_handed_out_can_be_changed_without_harm(shared_place: Place, writer: Book, clock: ManualClock) -> None:
+    writer.metadata.update_topic_config("orders", {"segment.ms": "7"})
+    reader = shared_place.open(cache_staleness=60, clock=clock)
+    for _ in range(3):
+        topic = reader.metadata.get_topic("orders")
+        assert topic is not None
+        assert topic.config == {"segment.ms": "7"}
+        topic.config["segment.ms"] = "8"  # type: ignore[index]
+
+
 def test_repeated_lookups_are_answered_by_the_cache(shared_place: Place, writer: Book, clock: ManualClock) -> None:
     reader = shared_place.open(cache_staleness=60, clock=clock)
     found(reader, 5)

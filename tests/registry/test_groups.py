@@ -52,6 +52,10 @@ def test_offsets_of_groups_do_not_touch_each_other(orders: Book) -> None:
         ("orders", 1): 50,
     }
     assert orders.metadata.get_committed_offset("two", "orders", 0) == 300
+    assert orders.metadata.get_committed_offsets("two", [("orders", 1)]) == {("orders", 1): None}
+    assert orders.metadata.get_committed_offsets("nobody", [("orders", 1)]) == {("orders", 1): None}
+    with pytest.raises(PartitionNotFound):
+        orders.metadata.get_committed_offsets("two", [("orders", 0), ("orders", 5)])
 
 
 def test_an_offset_above_the_watermark_is_refused(orders: Book) -> None:

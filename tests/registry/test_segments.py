@@ -15,6 +15,7 @@ from lakebook.errors import (
     SegmentAlreadyExists,
     SegmentGap,
     SegmentOverlap,
+    TopicNotFound,
     WatermarkMismatch,
 )
 from lakebook.pages import every
@@ -136,6 +137,15 @@ def test_many_offsets_are_looked_up_at_once(orders: Book) -> None:
         ("orders", 1, 5): 0,
         ("orders", 1, 500): None,
     }
+    for (topic, number, offset), segment in found.items():
+        assert orders.metadata.find_segment_for_offset(topic, number, offset) == segment
+    orders.metadata.delete_segments_before("orders", 0, 100)
+    assert orders.metadata.find_segments_for_offsets([("orders", 0, 5)]) == {("orders", 0, 5): None}
+    assert orders.metadata.find_segments_for_offsets([]) == {}
+    with pytest.raises(PartitionNotFound):
+        orders.metadata.find_segments_for_offsets([("orders", 0, 5), ("orders", 9, 5)])
+    with pytest.raises(TopicNotFound):
+        orders.metadata.find_segments_for_offsets([("nowhere", 0, 5)])
 
 
 def test_retention_removes_whole_segments_and_moves_the_log_start(orders: Book) -> None:

@@ -150,10 +150,10 @@ def test_every_connection_is_durable_and_checks_its_keys(tmp_path: Path) -> None
         connection = book._registry.connections.take()
         settings = {
             name: connection.execute(f"PRAGMA {name}").fetchone()[0]
-            for name in ("journal_mode", "synchronous", "foreign_keys")
+            for name in ("journal_mode", "synchronous", "foreign_keys", "auto_vacuum")
         }
         book._registry.connections.give(connection)
-    assert settings == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}
+    assert settings == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "auto_vacuum": 2}
 
 
 def run_in_fork(action: Any) -> int:

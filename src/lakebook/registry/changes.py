@@ -6,7 +6,7 @@ whose lock the transaction holds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -26,23 +26,19 @@ def insert_row(transaction: Transaction, object_id: int, table: sa.Table, row: V
     insert_rows(transaction, object_id, table, [row])
 
 
-def insert_rows(transaction: Transaction, object_id: int, table: sa.Table, rows: Sequence[Values]) -> None:
-    """Insert rows of one lake object; each has all columns, in the order of the table."""
-    json_columns = _json_columns(table)
-    values = [
-        tuple(orjson.dumps(value).decode() if name in json_columns else value for name, value in row.items())
-        if json_columns
-        else tuple(row.values())
-        for row in rows
-    ]
-    transaction.run_many(_insert(table), values)
-    key = _key_of(table)
-    dumps = orjson.dumps
-    transaction.capture(
-        object_id,
-        str(table.name),
-        [("insert", dumps({name: row[name] for name in key}).decode(), dumps(row).decode(), None) for row in rows],
-    )
+def insert_rows(transaction: Transaction, object_id: int, table: sa.Table, rows: Iterable[Values]) -> None:
+    """Insert rows of one lake object; each has all columns, in the order of the table, and no JSON."""
+    values: list[tuple[Any, ...]] = []
+    key_of, dumps = _key_json(table), orjson.dumps
+
+    def changes() -> Iterator[tuple[str, str, str, None]]:
+        # In one pass, so that a large batch leaves little for the garbage collector to walk through.
+        for row in rows:
+            values.append(tuple(row.values()))
+            yield "insert", key_of(row), dumps(row).decode(), None
+
+    transaction.capture(object_id, str(table.name), changes())
+    transaction.insert_many(_insert(table), values)
 
 
 def insert_new(transaction: Transaction, object_id: int, table: sa.Table, row: Values) -> int:
@@ -70,11 +66,9 @@ def delete_rows(transaction: Transaction, object_id: int, table: sa.Table, rows:
     """Delete rows of one lake object that were read under its lock."""
     key = _key_of(table)
     transaction.run_many(_delete(table), [tuple(row[name] for name in key) for row in rows])
-    dumps = orjson.dumps
+    key_of, dumps = _key_json(table), orjson.dumps
     transaction.capture(
-        object_id,
-        str(table.name),
-        [("delete", dumps({name: row[name] for name in key}).decode(), None, dumps(row).decode()) for row in rows],
+        object_id, str(table.name), [("delete", key_of(row), None, dumps(row).decode()) for row in rows]
     )
 
 
@@ -90,7 +84,7 @@ def capture(
     """Capture one change."""
     row = after if after is not None else before
     assert row is not None
-    key = orjson.dumps({name: row[name] for name in _key_of(table)}).decode()
+    key = _key_json(table)(row)
     transaction.capture(
         object_id,
         str(table.name),
@@ -136,6 +130,16 @@ def _json_columns(table: sa.Table) -> frozenset[str]:
 @cache
 def _key_of(table: sa.Table) -> tuple[str, ...]:
     return tuple(str(column.name) for column in table.primary_key.columns)
+
+
+@cache
+def _key_json(table: sa.Table) -> Callable[[Values], str]:
+    """What makes the key of a row as JSON; the usual key of one column is written directly."""
+    names = _key_of(table)
+    if len(names) == 1:
+        (name,) = names
+        return lambda row: f'{{"{name}":{orjson.dumps(row[name]).decode()}}}'
+    return lambda row: orjson.dumps({name: row[name] for name in names}).decode()
 
 
 @cache

@@ -22,9 +22,9 @@ from lakebook.names import shown
 from lakebook.registry import schema
 from lakebook.registry.changes import delete_rows, insert_new, insert_row, row_of, update_row
 from lakebook.registry.databases import Failure
-from lakebook.registry.partitions import partition_row
+from lakebook.registry.partitions import asked_for, partition_row
 from lakebook.registry.segments import find_by_timestamp
-from lakebook.registry.statements import ZERO, Statement, bind, insert_into
+from lakebook.registry.statements import POSTGRESQL, SQLITE, ZERO, Statement, bind, insert_into
 from lakebook.registry.topics import share_topic
 from lakebook.registry.transactions import Reader, Row, Transaction, TryAgain
 
@@ -65,6 +65,21 @@ GET_COMMITTED = Statement(
     "group",
     "name",
     "number",
+)
+
+
+def _get_many_committed(database: str) -> sa.Select[Any]:
+    places, _ = asked_for(database)
+    groups = places.outerjoin(schema.consumer_groups, _g.group_id == bind("group"))
+    offsets = groups.outerjoin(
+        schema.consumer_offsets,
+        sa.and_(_o.consumer_group_id == _g.id, _o.topic_id == _p.topic_id, _o.partition_id == _p.partition_id),
+    )
+    return sa.select(_t.name, _p.partition_id, _o.committed_offset).select_from(offsets)
+
+
+GET_MANY_COMMITTED = Statement(
+    _get_many_committed(SQLITE), "wanted", "group", postgresql=_get_many_committed(POSTGRESQL)
 )
 _OFFSET = (_g.group_id, _t.name, _o.partition_id, _o.committed_offset, _o.metadata, _o.committed_at)
 GET_OFFSETS = Statement(

@@ -12,7 +12,7 @@ from lakebook.names import shown
 from lakebook.registry import schema
 from lakebook.registry.changes import row_of
 from lakebook.registry.schema import MAX_INTEGER
-from lakebook.registry.statements import ZERO, Statement, bind
+from lakebook.registry.statements import POSTGRESQL, SQLITE, ZERO, Statement, bind, wanted
 from lakebook.registry.transactions import Row, Transaction
 
 _t = schema.topics.c
@@ -34,6 +34,19 @@ LIST_PARTITIONS = Statement(
     "after",
     "most",
 )
+
+
+def asked_for(database: str, *more: type[sa.types.TypeEngine[Any]]) -> tuple[Any, list[sa.ColumnElement[Any]]]:
+    """Live partitions joined with (topic, partition, …) rows that the caller asks about."""
+    rows, columns = wanted("wanted", database, sa.Text, sa.Integer, *more)
+    live = rows.join(schema.topics, sa.and_(_t.name == columns[0], _t.deleted_at.is_(None)))
+    return live.join(schema.partitions, sa.and_(_p.topic_id == _t.id, _p.partition_id == columns[1])), columns[2:]
+
+
+_get_partitions = {
+    database: sa.select(*_PARTITION).select_from(asked_for(database)[0]) for database in (SQLITE, POSTGRESQL)
+}
+GET_PARTITIONS = Statement(_get_partitions[SQLITE], "wanted", postgresql=_get_partitions[POSTGRESQL])
 PARTITION_ROW = Statement(
     sa.select(schema.partitions).where(_p.topic_id == bind("topic_id"), _p.partition_id == bind("number")),
     "topic_id",

@@ -318,8 +318,6 @@ class Registry:
     def _committed(self, transaction: Transaction, result: T) -> T:
         for table, number in transaction.captured.items():
             self.metrics.count_events(table, number)
-        for action in transaction.after_commit:
-            action()
         return result
 
     # --- the fence ---------------------------------------------------------------

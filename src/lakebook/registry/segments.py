@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -25,11 +25,11 @@ from lakebook.registry import schema
 from lakebook.registry.changes import delete_rows, insert_rows, row_of, update_row
 from lakebook.registry.databases import Failure
 from lakebook.registry.offsets import MAX_OFFSET, check_offset
-from lakebook.registry.partitions import locked_partition
+from lakebook.registry.partitions import asked_for, locked_partition
 from lakebook.registry.schema import MAX_BIGINT, MAX_INTEGER
 from lakebook.registry.statements import ONE, POSTGRESQL, SQLITE, ZERO, Statement, among, bind
 from lakebook.registry.temporary_files import FILES_AMONG, add_temporary_files
-from lakebook.registry.transactions import Reader, Row, Transaction, new_id
+from lakebook.registry.transactions import Reader, Row, Transaction, new_ids
 
 _t = schema.topics.c
 _p = schema.partitions.c
@@ -137,8 +137,9 @@ def _visible(
         sa.select(_t.name, *(found.c[column.name] for column in _SEGMENT[1:]))
         .select_from(_topic_partition.join(found, sa.true()))
         .where(*_of_live_partition)
-        .order_by(*ordered(found.c))
     )
+    if most is not ONE:
+        lateral = lateral.order_by(*ordered(found.c))
     return Statement(joined, *names, postgresql=lateral)
 
 
@@ -152,6 +153,31 @@ FIND_BY_TIMESTAMP_AFTER = _visible(
     _s.max_timestamp >= bind("moment"), names=("name", "number", "moment", "after"), after=True
 )
 LIST_SEGMENTS = _visible(names=("name", "number", "after", "most"), after=True, most=bind("most", sa.Integer))
+
+
+def _find_many(database: str) -> sa.Select[Any]:
+    places, (offset,) = asked_for(database, sa.BigInteger)
+    other = schema.segments.alias("other")
+    base = (
+        sa.select(sa.func.max(other.c.base_offset))
+        .where(
+            other.c.topic_id == _p.topic_id,
+            other.c.partition_id == _p.partition_id,
+            other.c.base_offset <= offset,
+            other.c.base_offset >= _p.log_start,
+        )
+        .scalar_subquery()
+    )
+    here = sa.and_(
+        _s.topic_id == _p.topic_id,
+        _s.partition_id == _p.partition_id,
+        _s.base_offset == base,
+        _s.end_offset >= offset,
+    )
+    return sa.select(_p.partition_id, offset, *_SEGMENT).select_from(places.outerjoin(schema.segments, here))
+
+
+FIND_MANY = Statement(_find_many(SQLITE), "wanted", postgresql=_find_many(POSTGRESQL))
 LAST_SEGMENT = Statement(
     sa.select(_s.newest_timestamp)
     .where(_s.topic_id == bind("topic_id"), _s.partition_id == bind("number"))
@@ -395,60 +421,72 @@ def record_segments(
     warehouse: str,
 ) -> list[SegmentInfo]:
     """Record segments of one locked partition and move its watermark, in one transaction."""
-    topic_id, number, object_id = partition["topic_id"], partition["partition_id"], partition["object_id"]
-    now = transaction.time_of(object_id)
+    object_id = partition["object_id"]
     if transaction.retried_after is Failure.DUPLICATE:
         _refuse_taken(transaction, segments, warehouse)
+    recorded: list[SegmentInfo] = []
+    rows = _rows_of(transaction, partition, segments, commit_id, warehouse, recorded)
+    insert_rows(transaction, object_id, schema.segments, rows)
+    _refuse_waiting(transaction, segments)
+    changes = {"high_watermark": recorded[-1].end_offset + 1, "updated_at": transaction.time_of(object_id)}
+    update_row(transaction, object_id, schema.partitions, partition, changes)
+    return recorded
+
+
+def _rows_of(
+    transaction: Transaction,
+    partition: dict[str, Any],
+    segments: Sequence[SegmentInfo],
+    commit_id: str,
+    warehouse: str,
+    recorded: list[SegmentInfo],
+) -> Iterator[dict[str, Any]]:
+    """The rows of new segments, one after the other; `recorded` fills with what is told of them."""
+    topic_id, number = partition["topic_id"], partition["partition_id"]
+    now = transaction.time_of(partition["object_id"])
     last = transaction.one(LAST_SEGMENT, topic_id, number)
     newest = last[0] if last else None
     watermark = partition["high_watermark"]
-    rows, recorded = [], []
     created = to_datetime(now)
-    for segment in segments:
+    for segment, fresh_id in zip(segments, new_ids(len(segments)), strict=True):
         if segment.base_offset != watermark:
             check_base(segment, watermark)
         watermark = segment.end_offset + 1
         least = now if segment.min_timestamp is None else to_ms(segment.min_timestamp)
         most = now if segment.max_timestamp is None else to_ms(segment.max_timestamp)
-        newest = most if newest is None or most > newest else newest
-        segment_id = segment.id or new_id()
-        rows.append(
-            {
-                "id": segment_id,
-                "topic_id": topic_id,
-                "partition_id": number,
-                "base_offset": segment.base_offset,
-                "end_offset": segment.end_offset,
-                "record_count": segment.record_count,
-                "size_bytes": segment.size_bytes,
-                "s3_bucket": warehouse,
-                "s3_key": segment.s3_key,
-                "checksum": segment.checksum,
-                "min_timestamp": least,
-                "max_timestamp": most,
-                "newest_timestamp": newest,
-                "commit_id": commit_id,
-                "producer_id": segment.producer_id,
-                "producer_epoch": segment.producer_epoch,
-                "first_sequence": segment.first_sequence,
-                "last_sequence": segment.last_sequence,
-                "created_at": now,
-            }
-        )
+        if newest is None or most > newest:
+            newest = most
+        segment_id = segment.id or fresh_id
+        yield {
+            "id": segment_id,
+            "topic_id": topic_id,
+            "partition_id": number,
+            "base_offset": segment.base_offset,
+            "end_offset": segment.end_offset,
+            "record_count": segment.record_count,
+            "size_bytes": segment.size_bytes,
+            "s3_bucket": warehouse,
+            "s3_key": segment.s3_key,
+            "checksum": segment.checksum,
+            "min_timestamp": least,
+            "max_timestamp": most,
+            "newest_timestamp": newest,
+            "commit_id": commit_id,
+            "producer_id": segment.producer_id,
+            "producer_epoch": segment.producer_epoch,
+            "first_sequence": segment.first_sequence,
+            "last_sequence": segment.last_sequence,
+            "created_at": now,
+        }
         copy = _new(SegmentInfo)
-        copy.__dict__.update(
-            segment.__dict__,
-            id=segment_id,
-            s3_bucket=warehouse,
-            created_at=created,
-            min_timestamp=created if least == now else to_datetime(least),
-            max_timestamp=created if most == now else to_datetime(most),
-        )
+        fields = copy.__dict__
+        fields.update(segment.__dict__)
+        fields["id"] = segment_id
+        fields["s3_bucket"] = warehouse
+        fields["created_at"] = created
+        fields["min_timestamp"] = created if least == now else to_datetime(least)
+        fields["max_timestamp"] = created if most == now else to_datetime(most)
         recorded.append(copy)
-    insert_rows(transaction, object_id, schema.segments, rows)
-    _refuse_waiting(transaction, segments)
-    update_row(transaction, object_id, schema.partitions, partition, {"high_watermark": watermark, "updated_at": now})
-    return recorded
 
 
 def check_base(segment: SegmentInfo, watermark: int) -> None:

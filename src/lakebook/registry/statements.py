@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import Any, TypeAlias
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.engine.interfaces import Dialect
@@ -59,6 +59,11 @@ class Compiled:
                 [everything.index(name) for name in order], tuple(compiled.params[name] for name in constants)
             )
 
+    def wide(self, rows: int) -> str:
+        """This INSERT with that many rows of values."""
+        head, _, row = self.sql.partition(" VALUES ")
+        return f"{head} VALUES {', '.join([row] * rows)}"
+
 
 class Statement:
     """A named statement: its clause, and the names of its values in the order they are given."""
@@ -87,7 +92,8 @@ def _arrangement(indexes: Sequence[int], constants: tuple[Any, ...]) -> Callable
 def insert_into(table: sa.Table, *columns: str) -> Statement:
     """Insert one row; the values are given in the order of `columns` (all, if none is named)."""
     names = columns or tuple(column.name for column in table.columns)
-    return Statement(sa.insert(table).values({name: sa.bindparam(name) for name in names}), *names)
+    # Inline: else SQLAlchemy has PostgreSQL return a key that nobody asks for.
+    return Statement(sa.insert(table).values({name: sa.bindparam(name) for name in names}).inline(), *names)
 
 
 def bind(name: str, kind: type[sa.types.TypeEngine[Any]] | sa.types.TypeEngine[Any] | None = None) -> Any:
@@ -102,3 +108,16 @@ def among(column: sa.ColumnElement[Any], name: str, database: str) -> sa.ColumnE
     return column.in_(
         sa.select(sa.literal_column("value")).select_from(sa.func.json_each(sa.bindparam(name, type_=sa.Text)))
     )
+
+
+def wanted(
+    name: str, database: str, *types: type[sa.types.TypeEngine[Any]]
+) -> tuple[sa.FromClause, list[sa.ColumnElement[Any]]]:
+    """Rows that the caller asks about, bound as one JSON array of arrays, and their columns."""
+    given = sa.bindparam(name, type_=sa.Text)
+    if database == POSTGRESQL:
+        rows = sa.func.jsonb_array_elements(sa.cast(given, JSONB)).table_valued(sa.column("value", JSONB), name=name)
+        texts = [rows.c.value.op("->>")(sa.literal_column(str(index))) for index in range(len(types))]
+        return rows, [sa.cast(text, kind) for text, kind in zip(texts, types, strict=True)]
+    rows = sa.func.json_each(given).table_valued("value", name=name)
+    return rows, [sa.func.json_extract(rows.c.value, sa.literal_column(f"'$[{n}]'")) for n, _ in enumerate(types)]

@@ -56,7 +56,7 @@ def add_temporary_files(
 ) -> None:
     """Hand files over, with their sizes, in the transaction that lets go of them."""
     expiration = now + round(grace * 1000)
-    transaction.run_many(INSERT_FILE, [(path, size, "waiting", reason, now, expiration) for path, size in files])
+    transaction.insert_many(INSERT_FILE, [(path, size, "waiting", reason, now, expiration) for path, size in files])
 
 
 def list_temporary_files(reader: Reader, after: str, most: int) -> list[TemporaryFile]:

@@ -99,8 +99,7 @@ class Topic:
 def topic_from(row: Row) -> Topic:
     """A topic from the columns of `GET_TOPIC`."""
     topic_id, name, count, retention, config, created, updated = row
-    if isinstance(config, str):
-        config = orjson.loads(config)
+    config = orjson.loads(config) if isinstance(config, str) else dict(config)
     return Topic(topic_id, name, count, retention, config, to_datetime(created), to_datetime(updated))
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right, insort
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lakebook import forks
 from lakebook.registry.partitions import GET_PARTITION, Partition, partition_from
@@ -77,7 +77,8 @@ class ReadCache:
         entry = self._topics.get(name)
         if entry is not None and self._is_fresh(entry):
             self._count.cache_hits += 1
-            return entry.topic
+            # A copy of the configuration: whoever changes what was handed out changes nothing here.
+            return replace(entry.topic, config=dict(entry.topic.config))
         self._count.cache_misses += 1
         token = self._token()
         checked_at = self._clock.monotonic()
@@ -88,8 +89,8 @@ class ReadCache:
                 return None
             if len(self._topics) >= _MOST_ENTRIES:
                 self._topics.clear()
-            entry = self._topics[name] = _TopicEntry(topic_from(row), token, checked_at)
-        return entry.topic
+            self._topics[name] = _TopicEntry(topic_from(row), token, checked_at)
+        return topic_from(row)
 
     def partition(self, name: str, number: int) -> Partition | None:
         """A partition of a live topic, or none."""

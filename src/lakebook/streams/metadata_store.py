@@ -7,6 +7,8 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+import orjson
+
 from lakebook import failpoints
 from lakebook.errors import CommitAborted, InvalidInput, InvalidOffset, WatermarkMismatch
 from lakebook.names import check_id, check_moment, check_name, check_path, check_text, shown
@@ -17,6 +19,7 @@ from lakebook.registry.groups import ConsumerGroup, ConsumerOffset, OffsetCommit
 from lakebook.registry.offsets import MAX_OFFSET, check_offset
 from lakebook.registry.partitions import (
     GET_PARTITION,
+    GET_PARTITIONS,
     LIST_PARTITIONS,
     Partition,
     check_partition_id,
@@ -178,8 +181,12 @@ class MetadataStore:
 
     def get_partitions(self, wanted: Iterable[tuple[str, int]]) -> dict[tuple[str, int], Partition]:
         """Those of the (topic, partition) pairs that there are."""
-        found = ((pair, self.get_partition(*pair)) for pair in wanted)
-        return {pair: partition for pair, partition in found if partition is not None}
+        places = list(dict.fromkeys(wanted))
+        for place in places:
+            self._check_place(*place)
+        rows = self._registry.all(GET_PARTITIONS, orjson.dumps(places).decode())
+        found = {(row[0], row[1]): partition_from(row) for row in rows}
+        return {place: found[place] for place in places if place in found}
 
     def list_partitions(self, topic: str, *, after: int | None = None, limit: int = PAGE_SIZE) -> Page[Partition]:
         """The partitions of a topic in order."""
@@ -217,26 +224,28 @@ class MetadataStore:
         segments.check_distinct(new)
         segments.check_without_producer(new)
 
-        def work(transaction: Transaction, commit_id: str) -> dict[str, SegmentInfo]:
+        def work(transaction: Transaction, commit_id: str) -> list[SegmentInfo]:
             rows = {name: topics.share_topic(transaction, name) for name in sorted({name for name, _ in by_partition})}
             places = {
                 place: partition_row(transaction, place[0], rows[place[0]]["id"], place[1]) for place in by_partition
             }
             transaction.lock(*(row["object_id"] for row in places.values()))
-            recorded: dict[str, SegmentInfo] = {}
+            recorded: list[SegmentInfo] = []
             for place, theirs in by_partition.items():
                 # Read again under the lock; see `locked_partition`.
                 current = locked_partition(transaction, place[0], rows[place[0]]["id"], place[1])
-                for segment in segments.record_segments(
+                recorded += segments.record_segments(
                     transaction, current, theirs, commit_id=commit_id, warehouse=self._warehouse
-                ):
-                    recorded[segment.s3_key] = segment
+                )
             return recorded
 
         recorded = self._registry.write_opened(APPEND, work)
         for place in by_partition:
             self._cache.recheck_partition(*place)
-        return [recorded[segment.s3_key] for segment in new]
+        if len(by_partition) == 1:
+            return recorded
+        by_path = {segment.s3_key: segment for segment in recorded}
+        return [by_path[segment.s3_key] for segment in new]
 
     def get_segments(
         self, topic: str, partition_id: int, *, from_offset: int = 0, after: int | None = None, limit: int = PAGE_SIZE
@@ -285,8 +294,17 @@ class MetadataStore:
     def find_segments_for_offsets(
         self, wanted: Iterable[tuple[str, int, int]]
     ) -> dict[tuple[str, int, int], SegmentInfo | None]:
-        """The segment of each (topic, partition, offset)."""
-        return {place: self.find_segment_for_offset(*place) for place in wanted}
+        """The segment of each (topic, partition, offset), all from one state of the registry."""
+        places = list(dict.fromkeys(wanted))
+        for topic, partition_id, offset in places:
+            self._check_place(topic, partition_id)
+            check_offset(offset, f"{topic}/{partition_id}")
+        rows = self._registry.all(segments.FIND_MANY, orjson.dumps(places).decode())
+        found = {(row[2], row[0], row[1]): None if row[4] is None else segment_from(row[2:]) for row in rows}
+        for place in places:
+            if place not in found:
+                self._require_partition(place[0], place[1])
+        return {place: found.get(place) for place in places}
 
     def find_segment_for_timestamp(self, topic: str, partition_id: int, moment: datetime) -> SegmentInfo | None:
         """The first segment with a record at or after a time; none if all records are older."""
@@ -472,8 +490,17 @@ class MetadataStore:
     def get_committed_offsets(
         self, group_id: str, places: Iterable[tuple[str, int]]
     ) -> dict[tuple[str, int], int | None]:
-        """The committed offset on each (topic, partition)."""
-        return {place: self.get_committed_offset(group_id, *place) for place in places}
+        """The committed offset on each (topic, partition), all from one state of the registry."""
+        check_name("group", group_id)
+        wanted = list(dict.fromkeys(places))
+        for place in wanted:
+            self._check_place(*place)
+        rows = self._registry.all(groups.GET_MANY_COMMITTED, orjson.dumps(wanted).decode(), group_id)
+        found: dict[tuple[str, int], int | None] = {(row[0], row[1]): row[2] for row in rows}
+        for place in wanted:
+            if place not in found:
+                self._require_partition(*place)
+        return {place: found.get(place) for place in wanted}
 
     def get_consumer_offsets(
         self, group_id: str, *, after: tuple[str, int] | None = None, limit: int = PAGE_SIZE
