@@ -55,7 +55,7 @@ def orders(book: Book) -> Book:
     return book
 
 
-def refuses(book: Book, expected: type[LakebookError], use: Callable[[], object]) -> None:
+def check_refused(book: Book, expected: type[LakebookError], use: Callable[[], object]) -> None:
     """The call fails with that error, and the registry is as it was."""
 
     def state() -> tuple[object, ...]:
@@ -97,7 +97,7 @@ def test_names_outside_the_rule_are_refused(orders: Book, name: Any) -> None:
         lambda: orders.events.load_cursor(name),
         lambda: orders.events.save_cursor(name, orders.events.beginning()),
     ):
-        refuses(orders, InvalidName, use)
+        check_refused(orders, InvalidName, use)
 
 
 def test_the_longest_and_strangest_legal_names_work(book: Book) -> None:
@@ -112,8 +112,8 @@ def test_the_longest_and_strangest_legal_names_work(book: Book) -> None:
 
 @pytest.mark.parametrize("count", [0, -1, 10_001, 2**31, 10**12, 1.0, "3", None, True], ids=repr)
 def test_zero_and_absurd_partition_counts_are_refused(orders: Book, count: Any) -> None:
-    refuses(orders, InvalidPartitionCount, lambda: orders.metadata.create_topic("new", count))
-    refuses(orders, InvalidPartitionCount, lambda: orders.metadata.grow_topic("orders", count))
+    check_refused(orders, InvalidPartitionCount, lambda: orders.metadata.create_topic("new", count))
+    check_refused(orders, InvalidPartitionCount, lambda: orders.metadata.grow_topic("orders", count))
 
 
 @pytest.mark.parametrize(
@@ -139,15 +139,15 @@ def test_zero_and_absurd_partition_counts_are_refused(orders: Book, count: Any) 
     ids=ascii,
 )
 def test_malformed_configuration_is_refused(orders: Book, config: Any) -> None:
-    refuses(orders, InvalidConfig, lambda: orders.metadata.create_topic("new", config=config))
+    check_refused(orders, InvalidConfig, lambda: orders.metadata.create_topic("new", config=config))
     if config != {"user.x": None}:
-        refuses(orders, InvalidConfig, lambda: orders.metadata.update_topic_config("orders", config))
+        check_refused(orders, InvalidConfig, lambda: orders.metadata.update_topic_config("orders", config))
 
 
 @pytest.mark.parametrize("retention", [0, -1, 2**63, 1.5, "7d", True], ids=repr)
 def test_a_retention_that_is_no_time_is_refused(orders: Book, retention: Any) -> None:
-    refuses(orders, InvalidConfig, lambda: orders.metadata.create_topic("new", retention_ms=retention))
-    refuses(orders, InvalidConfig, lambda: orders.metadata.update_topic_config("orders", retention_ms=retention))
+    check_refused(orders, InvalidConfig, lambda: orders.metadata.create_topic("new", retention_ms=retention))
+    check_refused(orders, InvalidConfig, lambda: orders.metadata.update_topic_config("orders", retention_ms=retention))
 
 
 @pytest.mark.parametrize(("offset", "expected"), BAD_OFFSETS, ids=repr)
@@ -163,9 +163,9 @@ def test_offsets_that_cannot_be_are_refused(orders: Book, offset: Any, expected:
         lambda: store.add_segment(replace(describe(base=100), base_offset=offset)),
         lambda: store.add_segment(replace(describe(base=100), end_offset=offset)),
     ):
-        refuses(orders, expected, use)
+        check_refused(orders, expected, use)
     if offset is not None:
-        refuses(orders, InvalidOffset, lambda: store.reset_offset("g", "orders", 0, offset))
+        check_refused(orders, InvalidOffset, lambda: store.reset_offset("g", "orders", 0, offset))
 
 
 @pytest.mark.parametrize("number", BAD_PARTITIONS, ids=repr)
@@ -183,16 +183,18 @@ def test_partitions_that_are_not_there_are_refused(orders: Book, number: Any) ->
         lambda: store.add_segment(replace(describe(), partition_id=number)),
         lambda: store.find_segment_for_timestamp("orders", number, datetime.now().astimezone()),
     ):
-        refuses(orders, PartitionNotFound, use)
+        check_refused(orders, PartitionNotFound, use)
 
 
 @pytest.mark.parametrize("path", BAD_PATHS, ids=lambda path: ascii(path)[:20])
 def test_paths_outside_the_warehouse_are_refused(orders: Book, path: Any) -> None:
-    refuses(orders, PathOutsideWarehouse, lambda: orders.metadata.add_segment(replace(describe(base=100), s3_key=path)))
+    check_refused(
+        orders, PathOutsideWarehouse, lambda: orders.metadata.add_segment(replace(describe(base=100), s3_key=path))
+    )
 
 
 def test_a_bucket_that_is_not_the_warehouse_is_refused(orders: Book) -> None:
-    refuses(
+    check_refused(
         orders, PathOutsideWarehouse, lambda: orders.metadata.add_segment(describe(base=100, s3_bucket="elsewhere"))
     )
 
@@ -224,16 +226,16 @@ def test_a_bucket_that_is_not_the_warehouse_is_refused(orders: Book) -> None:
     ids=repr,
 )
 def test_segments_that_contradict_themselves_are_refused(orders: Book, changes: dict[str, Any]) -> None:
-    refuses(orders, InvalidSegment, lambda: orders.metadata.add_segment(replace(describe(base=100), **changes)))
+    check_refused(orders, InvalidSegment, lambda: orders.metadata.add_segment(replace(describe(base=100), **changes)))
 
 
 @pytest.mark.parametrize("segment_id", ["x" * 250, "a\nb", "ä", 7, None], ids=ascii)
 def test_segment_ids_that_cannot_be_are_refused(orders: Book, segment_id: Any) -> None:
-    refuses(orders, InvalidName, lambda: orders.metadata.add_segment(replace(describe(base=100), id=segment_id)))
+    check_refused(orders, InvalidName, lambda: orders.metadata.add_segment(replace(describe(base=100), id=segment_id)))
 
 
 def test_what_is_no_segment_is_refused(orders: Book) -> None:
-    refuses(orders, InvalidSegment, lambda: orders.metadata.add_segments([{"topic": "orders"}]))  # type: ignore[list-item]
+    check_refused(orders, InvalidSegment, lambda: orders.metadata.add_segments([{"topic": "orders"}]))  # type: ignore[list-item]
 
 
 def test_the_last_offset_there_can_be_is_recorded_and_no_further(book: Book) -> None:
@@ -244,7 +246,7 @@ def test_the_last_offset_there_can_be_is_recorded_and_no_further(book: Book) -> 
     partition = book.metadata.get_partition("long", 0)
     assert partition is not None
     assert partition.high_watermark == most
-    refuses(
+    check_refused(
         book,
         OffsetOverflow,
         lambda: book.metadata.add_segment(replace(describe("long"), base_offset=2**63 - 1, end_offset=2**63 - 1)),
@@ -253,8 +255,8 @@ def test_the_last_offset_there_can_be_is_recorded_and_no_further(book: Book) -> 
 
 @pytest.mark.parametrize("text", ["x" * 5000, "a\0b", "\ud800", 7, b"x"], ids=lambda t: ascii(t)[:12])
 def test_texts_that_no_database_can_hold_are_refused(orders: Book, text: Any) -> None:
-    refuses(orders, InvalidInput, lambda: orders.metadata.commit_offset("g", "orders", 0, 60, text))
-    refuses(orders, InvalidInput, lambda: orders.metadata.reset_offset("g", "orders", 0, "latest", reason=text))
+    check_refused(orders, InvalidInput, lambda: orders.metadata.commit_offset("g", "orders", 0, 60, text))
+    check_refused(orders, InvalidInput, lambda: orders.metadata.reset_offset("g", "orders", 0, "latest", reason=text))
 
 
 @pytest.mark.parametrize("limit", [0, -1, 100_001, 2**63, "5", None, True, 1.0], ids=repr)
@@ -269,33 +271,33 @@ def test_pages_of_an_impossible_size_are_refused(orders: Book, limit: Any) -> No
         lambda: store.list_temporary_files(limit=limit),
         lambda: orders.events.read(orders.events.beginning(), limit),
     ):
-        refuses(orders, InvalidPage, use)
+        check_refused(orders, InvalidPage, use)
 
 
 @pytest.mark.parametrize("to", ["yesterday", None, 1.5, True, [], -1, 2**63], ids=repr)
 def test_resets_to_nowhere_are_refused(orders: Book, to: Any) -> None:
-    refuses(orders, InvalidOffset, lambda: orders.metadata.reset_offset("g", "orders", 0, to))
+    check_refused(orders, InvalidOffset, lambda: orders.metadata.reset_offset("g", "orders", 0, to))
 
 
 @pytest.mark.parametrize("moment", [datetime(2026, 1, 1), "now", 0, None], ids=repr)  # noqa: DTZ001
 def test_times_without_a_zone_are_refused(orders: Book, moment: Any) -> None:
-    refuses(orders, InvalidInput, lambda: orders.metadata.find_segment_for_timestamp("orders", 0, moment))
+    check_refused(orders, InvalidInput, lambda: orders.metadata.find_segment_for_timestamp("orders", 0, moment))
     if isinstance(moment, datetime):
-        refuses(orders, InvalidInput, lambda: orders.metadata.reset_offset("g", "orders", 0, moment))
+        check_refused(orders, InvalidInput, lambda: orders.metadata.reset_offset("g", "orders", 0, moment))
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), 10**9, "5", True], ids=repr)
 def test_turns_of_an_impossible_length_are_refused(orders: Book, seconds: Any) -> None:
-    refuses(orders, InvalidInput, lambda: orders.metadata.claim_append("orders", 0, seconds=seconds))
+    check_refused(orders, InvalidInput, lambda: orders.metadata.claim_append("orders", 0, seconds=seconds))
 
 
 def test_places_to_go_on_from_are_checked(orders: Book) -> None:
-    refuses(orders, InvalidName, lambda: orders.metadata.list_topics(after="a/b"))
-    refuses(orders, InvalidName, lambda: orders.metadata.list_consumer_groups(after="a/b"))
-    refuses(orders, PathOutsideWarehouse, lambda: orders.metadata.list_temporary_files(after="a\0b"))
-    refuses(orders, PartitionNotFound, lambda: orders.metadata.get_consumer_offsets("g", after=("a", 2**70)))
-    refuses(orders, PartitionNotFound, lambda: orders.metadata.list_partitions("orders", after=-5))
-    refuses(orders, OffsetOverflow, lambda: orders.metadata.get_segments("orders", 0, after=2**70))
+    check_refused(orders, InvalidName, lambda: orders.metadata.list_topics(after="a/b"))
+    check_refused(orders, InvalidName, lambda: orders.metadata.list_consumer_groups(after="a/b"))
+    check_refused(orders, PathOutsideWarehouse, lambda: orders.metadata.list_temporary_files(after="a\0b"))
+    check_refused(orders, PartitionNotFound, lambda: orders.metadata.get_consumer_offsets("g", after=("a", 2**70)))
+    check_refused(orders, PartitionNotFound, lambda: orders.metadata.list_partitions("orders", after=-5))
+    check_refused(orders, OffsetOverflow, lambda: orders.metadata.get_segments("orders", 0, after=2**70))
 
 
 def test_times_of_any_year_come_back_as_they_were(book: Book) -> None:

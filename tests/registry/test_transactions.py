@@ -21,8 +21,8 @@ from lakebook.errors import (
     RegistryUnavailable,
     TopicAlreadyExists,
 )
+from lakebook.registry.commits import FENCE_KEPT_MS
 from lakebook.registry.databases import Failure, database_for
-from lakebook.registry.registry import FENCE_KEPT_MS
 from lakebook.registry.transactions import Transaction, new_id
 
 

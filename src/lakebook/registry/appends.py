@@ -18,6 +18,7 @@ from lakebook.clock import to_datetime
 from lakebook.errors import AppendTurnHeld, AppendTurnLost, InvalidSegment, ProducerFenced, SequenceConflict
 from lakebook.registry import schema
 from lakebook.registry.changes import row_of
+from lakebook.registry.commits import STATE_OF_COMMIT, abort_commit, open_commit_row
 from lakebook.registry.partitions import PARTITION_ROW, locked_partition
 from lakebook.registry.schema import MAX_INTEGER
 from lakebook.registry.segments import (
@@ -30,12 +31,11 @@ from lakebook.registry.segments import (
 )
 from lakebook.registry.statements import Statement, bind, insert_into
 from lakebook.registry.topics import SHARE_TOPIC_BY_ID, not_found, share_topic
-from lakebook.registry.transactions import NoEffect, Reader, Transaction, new_id, open_commit_row
+from lakebook.registry.transactions import NoEffect, Reader, Transaction, new_id
 
 APPEND = "append"
 
 _a = schema.append_turns.c
-_c = schema.commits.c
 _pr = schema.producers.c
 _b = schema.producer_batches.c
 
@@ -58,19 +58,11 @@ UPDATE_TURN = Statement(
     "of_topic",
     "number",
 )
-ABORT_COMMIT = Statement(
-    sa.update(schema.commits)
-    .where(_c.id == bind("of_commit"), _c.state == "open")
-    .values(state="aborted", finished_at=bind("now")),
-    "now",
-    "of_commit",
-)
 OPEN_TURNS = Statement(
     sa.select(_a.commit_id).where(_a.topic_id == bind("of_topic"), _a.commit_id.is_not(None)), "of_topic"
 )
 DELETE_TURNS = Statement(sa.delete(schema.append_turns).where(_a.topic_id == bind("of_topic")), "of_topic")
 DELETE_BATCHES = Statement(sa.delete(schema.producer_batches).where(_b.topic_id == bind("of_topic")), "of_topic")
-COMMIT_STATE = Statement(sa.select(_c.state).where(_c.id == bind("of_commit")), "of_commit")
 SHARE_PRODUCER = Statement(
     sa.select(_pr.epoch).where(_pr.producer_id == bind("producer")).with_for_update(read=True, key_share=True),
     "producer",
@@ -153,13 +145,13 @@ def claim_turn(transaction: Transaction, topic: str, number: int, holder: str, s
     if turn is not None and turn[2] is not None:
         # Before the lock, in the order in which an append takes the two: its COMMIT may be in
         # flight, and then this waits for it and finds the turn renewed below.
-        transaction.run(ABORT_COMMIT, transaction.clock.now_ms(), turn[2])
+        abort_commit(transaction, turn[2])
     partition = locked_partition(transaction, topic, topic_id, number)
     current = transaction.one(TURN, topic_id, number)
     if current != turn:
         _refuse_if_held(transaction, current, topic, number, holder, renewed=True)
         if current is not None and current[2] is not None:
-            transaction.run(ABORT_COMMIT, transaction.clock.now_ms(), current[2])
+            abort_commit(transaction, current[2])
     token = 1 if current is None else current[0] + 1
     return _hold(
         transaction, partition, topic, token, holder, seconds, partition["high_watermark"], new=current is None
@@ -206,7 +198,7 @@ def release_turn(transaction: Transaction, turn: AppendTurn) -> bool:
     """Give a turn back before its time; false if it was lost already."""
     if transaction.one(SHARE_TOPIC_BY_ID, turn.topic_id) is None:
         return False
-    transaction.run(ABORT_COMMIT, transaction.clock.now_ms(), turn.commit_id)
+    abort_commit(transaction, turn.commit_id)
     locked_partition(transaction, turn.topic, turn.topic_id, turn.partition_id)
     current = transaction.one(TURN, turn.topic_id, turn.partition_id)
     if current is None or current[0] != turn.token:
@@ -248,7 +240,7 @@ def turn_lost(turn: AppendTurn) -> AppendTurnLost:
 
 def landed_before(reader: Reader, turn: AppendTurn, segments: Sequence[SegmentInfo]) -> AppendResult | None:
     """What an earlier call with the same turn and the same segments has landed; none if it has not."""
-    state = reader.one(COMMIT_STATE, turn.commit_id)
+    state = reader.one(STATE_OF_COMMIT, turn.commit_id)
     partition = reader.one(PARTITION_ROW, turn.topic_id, turn.partition_id)
     if state != ("committed",) or partition is None:
         return None
@@ -279,7 +271,7 @@ def _landed_segment(reader: Reader, turn: AppendTurn, segment: SegmentInfo, log_
 def forget_turns(transaction: Transaction, topic_id: int) -> None:
     """Delete the turns and producers' batches of a hidden topic, and fence what was under way."""
     for (commit_id,) in transaction.all(OPEN_TURNS, topic_id):
-        transaction.run(ABORT_COMMIT, transaction.clock.now_ms(), commit_id)
+        abort_commit(transaction, commit_id)
     transaction.run(DELETE_TURNS, topic_id)
     transaction.run(DELETE_BATCHES, topic_id)
 

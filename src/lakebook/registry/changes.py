@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from lakebook.errors import RegistryCorrupt
 from lakebook.registry import schema
-from lakebook.registry.statements import Statement, bind, insert_into
+from lakebook.registry.statements import Insert, Statement, bind, insert_into
 from lakebook.registry.transactions import Transaction
 
 Values = Mapping[str, Any]
@@ -143,7 +143,7 @@ def _key_json(table: sa.Table) -> Callable[[Values], str]:
 
 
 @cache
-def _insert(table: sa.Table) -> Statement:
+def _insert(table: sa.Table) -> Insert:
     return insert_into(table)
 
 

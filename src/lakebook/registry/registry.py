@@ -15,8 +15,6 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
-import sqlalchemy as sa
-
 from lakebook import failpoints
 from lakebook.clock import Clock
 from lakebook.config import Settings
@@ -31,29 +29,25 @@ from lakebook.errors import (
     RegistryCorrupt,
 )
 from lakebook.metrics import Metrics
-from lakebook.registry import schema
-from lakebook.registry.connections import Connections
-from lakebook.registry.databases import Database, Failure, PostgreSQL
-from lakebook.registry.statements import POSTGRESQL, ZERO, Statement, bind
-from lakebook.registry.transactions import (
-    DATABASE_TIME,
-    FENCE,
+from lakebook.registry.commits import (
+    ABORT_OPEN,
+    COMMIT_OPEN,
+    DATABASE_NOW,
+    FENCE_ASKED_MS,
+    FENCE_KEPT_MS,
     INSERT_FENCE,
-    NoEffect,
-    Reader,
-    Row,
-    Transaction,
-    TryAgain,
-    new_id,
+    PRUNE_FENCES,
+    STATE_OF_COMMIT,
     open_commit_row,
     owner,
 )
+from lakebook.registry.connections import Connections
+from lakebook.registry.databases import Database, Failure, PostgreSQL
+from lakebook.registry.statements import POSTGRESQL, Statement
+from lakebook.registry.transactions import NoEffect, Reader, Row, Transaction, TryAgain, new_id
 
 T = TypeVar("T")
 
-# Fences are kept for twice as long as anybody may still ask for them.
-FENCE_KEPT_MS = 3_600_000
-_FENCE_ASKED_MS = FENCE_KEPT_MS // 2
 _WRITES_BETWEEN_PRUNES = 1000
 
 # Whoever was first with a name is found by the next attempt. If it is not, it was no duplicate.
@@ -61,39 +55,6 @@ _MOST_DUPLICATES = 2
 
 _BACKOFF_FIRST = 0.005
 _BACKOFF_LAST = 1.0
-
-_c = schema.commits.c
-COMMIT_OPEN = Statement(
-    sa.update(schema.commits)
-    .where(_c.id == bind("commit_id"), _c.state == "open", _c.epoch == bind("of_epoch"))
-    .values(state="committed", finished_at=bind("now")),
-    "now",
-    "commit_id",
-    "of_epoch",
-)
-ABORT_OPEN = Statement(
-    sa.update(schema.commits)
-    .where(_c.id == bind("commit_id"), _c.state == "open")
-    .values(state="aborted", finished_at=bind("now")),
-    "now",
-    "commit_id",
-)
-STATE_OF_COMMIT = Statement(sa.select(_c.state).where(_c.id == bind("commit_id")), "commit_id")
-# The time of the statement, not of the transaction; as the clock reads, in milliseconds.
-DATABASE_NOW = Statement(sa.text("SELECT CAST(floor(extract(epoch FROM clock_timestamp()) * 1000) AS bigint)"))
-PRUNE_FENCES = Statement(
-    sa.delete(schema.commits).where(
-        _c.id.in_(
-            sa.select(_c.id)
-            .where(_c.kind == FENCE, _c.finished_at < DATABASE_TIME - bind("kept", sa.BigInteger))
-            .order_by(_c.finished_at)
-            .limit(bind("most", sa.Integer))
-            .offset(ZERO)
-        )
-    ),
-    "kept",
-    "most",
-)
 
 
 class Registry:
@@ -329,7 +290,7 @@ class Registry:
         while True:
             attempt += 1
             elapsed_ms = max(self.clock.now_ms() - begun_ms, (self.clock.monotonic() - begun) * 1000)
-            if elapsed_ms > _FENCE_ASKED_MS and not opened:
+            if elapsed_ms > FENCE_ASKED_MS and not opened:
                 break  # The fence may have been pruned: its absence would prove nothing.
             try:
                 state = self._fence_open(fence) if opened else self._fence_unopened(fence)

@@ -274,10 +274,12 @@ def segment_from(row: Row) -> SegmentInfo:
     # A frozen dataclass sets its fields one by one; filling its dictionary at once is three
     # times as fast, and this is the hottest place there is.
     segment = _new(SegmentInfo)
+    written = to_datetime(created)
     segment.__dict__.update({
         "topic": topic, "partition_id": number, "base_offset": base, "end_offset": end, "record_count": count,
         "size_bytes": size, "s3_key": key, "id": segment_id, "s3_bucket": bucket,
-        "created_at": to_datetime(created), "min_timestamp": to_datetime(least), "max_timestamp": to_datetime(most),
+        "created_at": written, "min_timestamp": written if least == created else to_datetime(least),
+        "max_timestamp": written if most == created else to_datetime(most),
         "checksum": checksum, "producer_id": producer, "producer_epoch": epoch, "first_sequence": first,
         "last_sequence": last,
     })  # fmt: skip

@@ -89,11 +89,20 @@ def _arrangement(indexes: Sequence[int], constants: tuple[Any, ...]) -> Callable
     return (lambda values: pick((*values, *constants))) if constants else pick
 
 
-def insert_into(table: sa.Table, *columns: str) -> Statement:
+class Insert(Statement):
+    """An INSERT of one row, that can also take many."""
+
+    def __init__(self, table: sa.Table, columns: tuple[str, ...]) -> None:
+        # Inline: else SQLAlchemy has PostgreSQL return a key that nobody asks for.
+        clause = sa.insert(table).values({name: sa.bindparam(name) for name in columns}).inline()
+        super().__init__(clause, *columns)
+        #: PostgreSQL's way to take many rows; the names are the schema's own.
+        self.copy = f"COPY {table.name} ({', '.join(columns)}) FROM STDIN"
+
+
+def insert_into(table: sa.Table, *columns: str) -> Insert:
     """Insert one row; the values are given in the order of `columns` (all, if none is named)."""
-    names = columns or tuple(column.name for column in table.columns)
-    # Inline: else SQLAlchemy has PostgreSQL return a key that nobody asks for.
-    return Statement(sa.insert(table).values({name: sa.bindparam(name) for name in names}).inline(), *names)
+    return Insert(table, columns or tuple(str(column.name) for column in table.columns))
 
 
 def bind(name: str, kind: type[sa.types.TypeEngine[Any]] | sa.types.TypeEngine[Any] | None = None) -> Any:

@@ -15,6 +15,7 @@ from lakebook.names import check_id, check_moment, check_name, check_path, check
 from lakebook.pages import PAGE_SIZE, Page, check_limit, every, page_of
 from lakebook.registry import appends, groups, segments, topics
 from lakebook.registry.appends import APPEND, AppendResult, AppendTurn
+from lakebook.registry.commits import owner
 from lakebook.registry.groups import ConsumerGroup, ConsumerOffset, OffsetCommit, OffsetReset, PartitionLag
 from lakebook.registry.offsets import MAX_OFFSET, check_offset
 from lakebook.registry.partitions import (
@@ -34,7 +35,7 @@ from lakebook.registry.segments import END_OFFSET, SegmentInfo, segment_from
 from lakebook.registry.temporary_files import TemporaryFile, list_temporary_files
 from lakebook.registry.topic_config import check_config, check_retention
 from lakebook.registry.topics import GET_TOPIC, Topic, TopicConfig, topic_from
-from lakebook.registry.transactions import Transaction, owner
+from lakebook.registry.transactions import Transaction
 from lakebook.streams.cache import ReadCache
 
 # Rows that one transaction moves when a topic or many segments are removed: few enough for
