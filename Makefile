@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 KILLS ?= 20
 SOAK_KILLS ?= 200
-SOAK_SECONDS ?= 60
+SOAK_STEPS ?= 150
 
 .PHONY: help setup java demo test bench soak check format docs clean
 
@@ -37,8 +37,8 @@ test: setup java ## the whole test suite, with few kills
 	@LAKEBOOK_TEST_KILLS=$(KILLS) $(BIN)/python -m pytest -n 2 --dist loadfile
 
 soak: setup java ## the fault tests at length; the last result is recorded in docs/soak.md
-	@LAKEBOOK_TEST_KILLS=$(SOAK_KILLS) LAKEBOOK_TEST_SOAK_SECONDS=$(SOAK_SECONDS) \
-		$(BIN)/python -m pytest tests/faults --record-soak docs/soak.md
+	@LAKEBOOK_TEST_KILLS=$(SOAK_KILLS) LAKEBOOK_TEST_STEPS=$(SOAK_STEPS) \
+		$(BIN)/python -m pytest tests/faults --timeout 3600 --record-soak docs/soak.md
 
 bench: setup ## measure against the bare driver; writes bench/results.json
 	@$(BIN)/python -m bench

@@ -69,7 +69,10 @@ def test_a_writer_killed_at_random_loses_nothing_it_acknowledged(shared_place: P
     book.metadata.purge_deleted_topics()
     check_acknowledged(book, facts)
     assert book.verify().unfinished == () or all("log start" in item for item in book.verify().unfinished)
-    soak(f"{shared_place.kind}: {KILLS} kills, {len(facts)} acknowledged, verify found nothing")
+    soak(
+        f"{shared_place.kind}: a writer killed {KILLS} times, {len(facts):,} acknowledgements all kept,"
+        " verify found nothing"
+    )
 
 
 # Where a running writer comes by; the migration has a test of its own.
