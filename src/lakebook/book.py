@@ -92,7 +92,6 @@ def open_book(
     resolved = load_settings(target, settings)
     clock = clock or SystemClock()
     database = database_for(resolved)
-    prepare_place(database, create=create)
     revision = _settled_revision(database)
     if revision is not None:
         check_revision(database, revision)
@@ -127,7 +126,8 @@ def migrate_book(
     """Bring the registry of a book up to date with this version of Lakebook."""
     resolved = load_settings(target, settings)
     database = database_for(resolved)
-    prepare_place(database, create=False)
+    if not may_exist(database):
+        raise _no_book(database)
     with database.migration_lock():
         if revision_of(database) is None:
             raise _no_book(database)
@@ -147,19 +147,10 @@ def warehouse_of(settings: Settings, database: Database) -> Warehouse:
     return Warehouse(root, beside)
 
 
-def prepare_place(database: Database, *, create: bool) -> None:
-    """Make the folder of a registry file, or say that there is no book."""
-    path: Path | None = database.path if isinstance(database, SQLite) else None
-    if path is None or path.is_file():
-        return
-    if not create:
-        raise _no_book(database)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise WarehouseNotWritable(
-            f"the folder cannot be made ({error.strerror})", on=str(path.parent), remedy="Choose another folder"
-        ) from None
+def may_exist(database: Database) -> bool:
+    """Whether it is worth while to ask the database; asking SQLite would make an empty file."""
+    path = database.path if isinstance(database, SQLite) else None
+    return path is None or path.is_file()
 
 
 def _create(registry: Registry, warehouse: Warehouse, *, create: bool) -> BookIdentity:
@@ -167,7 +158,10 @@ def _create(registry: Registry, warehouse: Warehouse, *, create: bool) -> BookId
     database = registry.database
     if not create:
         raise _no_book(database)
+    # Before anything is made: a book without a place for its bytes is none.
     warehouse.check_writable()
+    if isinstance(database, SQLite) and database.path is not None:
+        _make_folder(database.path.parent)
     with database.migration_lock():
         if revision_of(database) is None:
             database.create()
@@ -175,8 +169,19 @@ def _create(registry: Registry, warehouse: Warehouse, *, create: bool) -> BookId
         return create_identity(registry, warehouse.recorded)
 
 
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise WarehouseNotWritable(
+            f"the folder cannot be made ({error.strerror})", on=str(folder), remedy="Choose another folder"
+        ) from None
+
+
 def _settled_revision(database: Database) -> str | None:
     """The revision of a book; none where a book is yet to be made, or is being made just now."""
+    if not may_exist(database):
+        return None
     revision = revision_of(database)
     if revision is None or revision == HEAD or revision not in REVISIONS:
         return revision

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lakebook.book import Book, open_book, prepare_place, warehouse_of
+from lakebook.book import Book, may_exist, open_book, warehouse_of
 from lakebook.clock import Clock, SystemClock, to_datetime, to_ms
 from lakebook.config import Settings, load_settings, redact
 from lakebook.errors import LakebookError, WarehouseNotWritable
@@ -112,8 +112,7 @@ def _failed(name: str, error: LakebookError) -> Check:
 
 
 def _check_registry(database: Database) -> Check:
-    prepare_place(database, create=False)
-    revision = revision_of(database)
+    revision = revision_of(database) if may_exist(database) else None
     if revision is None:
         return Check(
             "registry", Status.FAIL, f"{database.shown}: there is no book here", "Create one with `lakebook init`"

@@ -87,6 +87,7 @@ def test_a_warehouse_that_cannot_be_written_is_found_before_a_book_is_made(tmp_p
         lakebook.open(tmp_path / "book", warehouse=str(tmp_path / "file" / "warehouse"))
     with pytest.raises(WarehouseNotWritable):
         lakebook.open(tmp_path / "file" / "book")
+    assert not (tmp_path / "book").exists()
     with pytest.raises(WarehouseNotWritable):
         lakebook.open(tmp_path / "book3", warehouse="/proc")
     with pytest.raises(InvalidSetting):
