@@ -62,6 +62,8 @@ class Registry:
 
     def __init__(self, database: Database, settings: Settings, clock: Clock, metrics: Metrics) -> None:
         self.database = database
+        #: `sqlite` or `postgresql`.
+        self.kind = database.kind
         self.settings = settings
         self.clock = clock
         self.metrics = metrics
@@ -69,11 +71,6 @@ class Registry:
         self.epoch = ""
         self._writes = 0
         self._any_errors = (database.errors, LakebookError)
-
-    @property
-    def kind(self) -> str:
-        """`sqlite` or `postgresql`."""
-        return self.database.kind
 
     def close(self) -> None:
         """Close all connections."""
@@ -83,7 +80,7 @@ class Registry:
 
     def one(self, statement: Statement, *values: Any) -> Row | None:
         """The first row of a statement that runs by itself. The way of the hot look-ups."""
-        compiled = statement.on(self.database.kind)
+        compiled = statement.compiled.get(self.kind) or statement.on(self.kind)
         arranged = compiled.arrange(values) if compiled.arrange else values
         try:
             connection = self.connections.take()

@@ -71,13 +71,14 @@ class Statement:
     def __init__(self, clause: Clause, *names: str, postgresql: Clause | None = None) -> None:
         self._clauses = {SQLITE: clause, POSTGRESQL: clause if postgresql is None else postgresql}
         self._names = names
-        self._compiled: dict[str, Compiled] = {}
+        #: What `on` has compiled; looked into directly where a call would be felt.
+        self.compiled: dict[str, Compiled] = {}
 
     def on(self, database: str) -> Compiled:
         """This statement for that kind of database."""
-        compiled = self._compiled.get(database)
+        compiled = self.compiled.get(database)
         if compiled is None:
-            compiled = self._compiled[database] = Compiled(self._clauses[database], self._names, database)
+            compiled = self.compiled[database] = Compiled(self._clauses[database], self._names, database)
         return compiled
 
 
