@@ -137,7 +137,12 @@ def migrate_book(
 def warehouse_of(settings: Settings, database: Database) -> Warehouse:
     """The warehouse that the settings name."""
     beside = database.path.parent if isinstance(database, SQLite) and database.path is not None else None
-    root = settings.warehouse or recorded_warehouse(database)
+    root = settings.warehouse
+    if not root and may_exist(database):
+        root = recorded_warehouse(database) or ""
+    if beside is not None and "://" not in root:
+        # What is recorded may be relative to the book's folder; what is given, to the present one.
+        root = settings.warehouse or str(beside / (root or "warehouse"))
     if not root:
         raise InvalidSetting(
             "a new book on PostgreSQL needs a warehouse",

@@ -33,7 +33,9 @@ class Settings:
 
     registry: str = _setting("", "Where the registry is: `sqlite:///path` or `postgresql://…`.")
     warehouse: str = _setting(
-        "", "Root of the warehouse: a folder, `file://…` or `s3://bucket/prefix`. A book remembers it."
+        "",
+        "Root of the warehouse: a folder, `file://…` or `s3://bucket/prefix`. A book remembers it."
+        " Beside a registry file it is the folder `warehouse`.",
     )
     cache_staleness: float = _setting(
         0.0,
@@ -158,7 +160,7 @@ def _convert(name: str, value: Any, where: str) -> Any:
 
 
 def _places(place: str | None, values: Mapping[str, Any]) -> dict[str, str]:
-    """Decide where registry and warehouse are."""
+    """Decide where registry and warehouse are. An existing book has recorded its warehouse."""
     if place is None:
         place = values.get("registry") or None
         if place is None:
@@ -170,16 +172,12 @@ def _places(place: str | None, values: Mapping[str, Any]) -> dict[str, str]:
     if place == MEMORY:
         return {"registry": MEMORY, "warehouse": "memory://"}
     if place.startswith(("postgresql://", "postgres://")):
-        # An existing book has recorded its warehouse; a new one needs to be told.
         return {"registry": place, "warehouse": values.get("warehouse", "")}
     if place.startswith("sqlite://"):
         path = place.removeprefix(SQLITE_SCHEME)
         if path == MEMORY or path in ("", place):
             raise InvalidSetting("it names no file", on=redact(place), remedy="Write sqlite:///path/to/registry.db")
-        return {
-            "registry": place,
-            "warehouse": values.get("warehouse") or str(Path(path).parent / "warehouse"),
-        }
+        return {"registry": place, "warehouse": values.get("warehouse", "")}
     if urlsplit(place).scheme and "://" in place:
         raise InvalidSetting(
             "this is not a place for a registry",
@@ -190,5 +188,5 @@ def _places(place: str | None, values: Mapping[str, Any]) -> dict[str, str]:
         raise InvalidSetting(f"{shown(place)} is not a folder", on="lakebook.open")
     return {
         "registry": values.get("registry") or f"{SQLITE_SCHEME}{place}/registry.db",
-        "warehouse": values.get("warehouse") or str(Path(place) / "warehouse"),
+        "warehouse": values.get("warehouse", ""),
     }

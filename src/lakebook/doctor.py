@@ -68,6 +68,10 @@ def _examine_book(target: str | os.PathLike[str] | None, clock: Clock, given: di
     except LakebookError as error:
         return [_failed("settings", error)]
     registry = _guarded("registry", lambda: _check_registry(database))
+    path = database.path if isinstance(database, SQLite) else None
+    if registry.status is Status.FAIL and path is not None and not settings.warehouse:
+        # The book cannot say where its warehouse is; then it is looked for at its usual place.
+        settings = replace(settings, warehouse=str(path.parent / "warehouse"))
     warehouse = _guarded("warehouse", lambda: _check_warehouse(settings, database))
     if registry.status is Status.FAIL:
         # A server that does not answer is not asked for its version.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime
+from datetime import UTC, datetime
 
 from lakebook.errors import InvalidInput, InvalidName, PathOutsideWarehouse
 
@@ -58,9 +58,20 @@ def check_id(kind: str, value: object) -> str:
     )
 
 
+def is_moment(value: object) -> bool:
+    """Whether a value is a time in a known zone that exists in UTC too."""
+    if not isinstance(value, datetime) or value.utcoffset() is None:
+        return False
+    try:
+        value.astimezone(UTC)
+    except OverflowError:  # The first or the last day of all, in another zone.
+        return False
+    return True
+
+
 def check_moment(value: object, on: str) -> None:
     """Refuse a time that does not say in which zone it is, or that no registry can hold."""
-    if not isinstance(value, datetime) or value.tzinfo is None:
+    if not is_moment(value):
         raise InvalidInput(f"{shown(value)} is not an aware datetime", on=on, remedy="Give it a time zone")
 
 

@@ -314,3 +314,33 @@ def test_a_producer_that_has_had_every_epoch_gets_no_more(orders: Book) -> None:
     orders.metadata.append_segment(turn, batch(0, 0, epoch=2**31 - 1))
     with pytest.raises(ProducerFenced):
         orders.metadata.register_producer("p")
+
+
+def test_another_segment_under_a_used_turn_is_not_called_landed_after_retention(
+    orders: Book, clock: ManualClock
+) -> None:
+    # The answer to the first append is lost; meanwhile the turn passes on and retention moves past it.
+    turn = orders.metadata.claim_append("orders", 0, holder="a")
+    first = describe(base=0)
+    orders.metadata.append_segment(turn, first)
+    clock.advance(60)
+    orders.metadata.release_append(orders.metadata.claim_append("orders", 0, holder="b"))
+    orders.metadata.delete_segments_before("orders", 0, 100)
+    again = orders.metadata.append_segment(turn, first)
+    assert again.duplicate
+    assert again.turn.next_offset == 100
+    for base in (0, again.turn.next_offset):
+        with pytest.raises(AppendTurnLost):
+            orders.metadata.append_segment(turn, describe(base=base))
+        with pytest.raises(AppendTurnLost):
+            orders.metadata.append_segment(again.turn, describe(base=base))
+    assert list(orders.metadata.get_segments("orders", 0)) == []
+
+
+def test_an_append_renews_a_turn_for_as_long_as_it_was_claimed(orders: Book, clock: ManualClock) -> None:
+    turn = orders.metadata.claim_append("orders", 0, holder="a", seconds=3600)
+    turn = orders.metadata.append_segment(turn, describe(base=0)).turn
+    clock.advance(3599)
+    with pytest.raises(AppendTurnHeld):
+        orders.metadata.claim_append("orders", 0, holder="b")
+    assert orders.metadata.append_segment(turn, describe(base=100)).turn.next_offset == 200

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from lakebook.errors import (
     OffsetOverflow,
     PartitionNotFound,
     PathOutsideWarehouse,
+    SegmentGap,
 )
 from lakebook.metrics import GAUGES
 
@@ -309,3 +311,37 @@ def test_times_of_any_year_come_back_as_they_were(book: Book) -> None:
         assert recorded.max_timestamp == moment
         assert book.metadata.find_segment_for_timestamp(f"t{number}", 0, moment) == recorded
     assert book.verify().ok
+
+
+def test_names_and_numbers_of_enumerations_are_what_they_stand_for(book: Book) -> None:
+    class Names(enum.StrEnum):
+        ORDERS = "orders"
+
+    class Numbers(enum.IntEnum):
+        FIRST = 0
+
+    book.metadata.create_topic(Names.ORDERS)
+    new = [replace(describe(base=base), topic=Names.ORDERS, partition_id=Numbers.FIRST) for base in (0, 100)]
+    assert [segment.base_offset for segment in book.metadata.add_segments(new)] == [0, 100]
+    partition = book.metadata.get_partition(Names.ORDERS, Numbers.FIRST)
+    assert partition is not None
+    assert partition.high_watermark == 200
+    reversed_batch = [replace(describe(base=base), topic=Names.ORDERS) for base in (300, 200)]
+    check_refused(book, SegmentGap, lambda: book.metadata.add_segments(reversed_batch))
+    check_refused(
+        book, InvalidSegment, lambda: book.metadata.add_segment(replace(describe(base=200), size_bytes=Numbers.FIRST))
+    )
+
+
+def test_times_that_do_not_exist_in_utc_are_refused(orders: Book) -> None:
+    moment = datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=5)))
+    segment = describe(base=100, min_timestamp=moment, max_timestamp=moment)
+    check_refused(orders, InvalidSegment, lambda: orders.metadata.add_segment(segment))
+    check_refused(orders, InvalidInput, lambda: orders.metadata.find_segment_for_timestamp("orders", 0, moment))
+    check_refused(orders, InvalidInput, lambda: orders.metadata.reset_offset("g", "orders", 0, moment))
+
+
+def test_a_prefix_may_be_a_dot(book: Book) -> None:
+    book.metadata.create_topic(".hidden")
+    book.metadata.create_topic("shown")
+    assert [topic.name for topic in book.metadata.list_topics(prefix=".")] == [".hidden"]

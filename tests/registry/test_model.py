@@ -136,7 +136,7 @@ class Registry(RuleBasedStateMachine):
         if allowed and log is not None:
             log.segments.append((base, base + count - 1))
             log.watermark = base + count
-            log.until = self.clock.now_ms() + 30_000
+            log.until = self.clock.now_ms() + 10_000
             self.turns[topic, number, holder] = (log, result.turn)
 
     @rule(seconds=st.sampled_from([0.5, 8.0, 40.0]))

@@ -15,7 +15,9 @@ from lakebook.errors import InvalidSetting, RegistryUnavailable
 def test_a_folder_is_a_book_with_its_own_warehouse(tmp_path: Path) -> None:
     settings = load_settings(tmp_path, {}, {})
     assert settings.registry == f"sqlite:///{tmp_path}/registry.db"
-    assert settings.warehouse == str(tmp_path / "warehouse")
+    assert settings.warehouse == ""
+    with lakebook.open(tmp_path) as book:
+        assert book.settings.warehouse == str(tmp_path / "warehouse")
 
 
 def test_keywords_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:

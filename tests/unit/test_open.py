@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 from pathlib import Path
@@ -20,6 +21,7 @@ from lakebook.errors import (
     UnsafeSqlite,
     WarehouseNotWritable,
 )
+from lakebook.registry import databases
 from lakebook.registry.databases import SQLite, sqlite_driver
 from lakebook.registry.migrate import migrate
 
@@ -242,3 +244,25 @@ def test_an_existing_rollback_book_is_not_switched_to_wal_under_an_old_library(t
         book.metadata.create_topic("orders")
     assert held_open.execute("PRAGMA journal_mode").fetchone() == ("delete",)
     held_open.close()
+
+
+@pytest.mark.parametrize("target", [":memory:", "folder"])
+def test_a_book_works_with_pythons_own_sqlite(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(databases, "sqlite_driver", lambda: importlib.import_module("sqlite3.dbapi2"))
+    with lakebook.open(target if target == ":memory:" else tmp_path / target) as book:
+        book.metadata.create_topic("orders", 2)
+        book.metadata.add_segments([describe(base=base, count=1) for base in range(120)])
+        book.metadata.commit_offset("g", "orders", 0, 60)
+        assert book.metadata.delete_segments_before("orders", 0, 60) == 60
+        found = book.metadata.find_segments_for_offsets([("orders", 0, 59), ("orders", 0, 60)])
+        assert [segment and segment.base_offset for segment in found.values()] == [None, 60]
+        assert book._registry.prune_fences() == 0
+        book.metadata.delete_topic("orders")
+        assert book.verify().ok
+
+
+def test_a_folder_remembers_a_warehouse_elsewhere(tmp_path: Path) -> None:
+    elsewhere = str(tmp_path / "elsewhere")
+    lakebook.open(tmp_path / "book", warehouse=elsewhere).close()
+    with lakebook.open(tmp_path / "book") as book:
+        assert book.warehouse.root == elsewhere

@@ -30,6 +30,7 @@ from lakebook.registry.segments import (
     segment_from,
 )
 from lakebook.registry.statements import Statement, bind, insert_into
+from lakebook.registry.temporary_files import FILES_AMONG
 from lakebook.registry.topics import SHARE_TOPIC_BY_ID, not_found, share_topic
 from lakebook.registry.transactions import NoEffect, Reader, Transaction, new_id
 
@@ -116,6 +117,8 @@ class AppendTurn:
     holder: str
     commit_id: str
     topic_id: int
+    #: For how long an append renews it.
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -191,7 +194,7 @@ def _hold(
         transaction.run(INSERT_TURN, topic_id, number, token, holder, commit_id, until)
     else:
         transaction.run(UPDATE_TURN, token, holder, commit_id, until, topic_id, number)
-    return AppendTurn(topic, number, token, next_offset, to_datetime(until), holder, commit_id, topic_id)
+    return AppendTurn(topic, number, token, next_offset, to_datetime(until), holder, commit_id, topic_id, seconds)
 
 
 def release_turn(transaction: Transaction, turn: AppendTurn) -> bool:
@@ -209,7 +212,7 @@ def release_turn(transaction: Transaction, turn: AppendTurn) -> bool:
 
 
 def append_segments(
-    transaction: Transaction, turn: AppendTurn, segments: Sequence[SegmentInfo], *, warehouse: str, seconds: float
+    transaction: Transaction, turn: AppendTurn, segments: Sequence[SegmentInfo], *, warehouse: str
 ) -> AppendResult:
     """Record segments under a turn. The transaction has just flipped the turn's commit row."""
     topic = transaction.one(SHARE_TOPIC_BY_ID, turn.topic_id)
@@ -225,7 +228,7 @@ def append_segments(
     recorded = record_segments(transaction, partition, segments, commit_id=turn.commit_id, warehouse=warehouse)
     _remember_batch(transaction, partition, recorded)
     watermark = recorded[-1].end_offset + 1
-    renewed = _hold(transaction, partition, turn.topic, turn.token, turn.holder, seconds, watermark)
+    renewed = _hold(transaction, partition, turn.topic, turn.token, turn.holder, turn.seconds, watermark)
     return AppendResult(tuple(recorded), renewed)
 
 
@@ -245,27 +248,25 @@ def landed_before(reader: Reader, turn: AppendTurn, segments: Sequence[SegmentIn
     if state != ("committed",) or partition is None:
         return None
     row = row_of(schema.partitions, partition)
-    landed = [_landed_segment(reader, turn, segment, row["log_start"]) for segment in segments]
+    landed = [_landed_segment(reader, turn, segment) for segment in segments]
     if None in landed:
         return None
+    turn = replace(turn, next_offset=row["high_watermark"])
     current = reader.one(TURN, turn.topic_id, turn.partition_id)
     if current is not None and current[:2] == (turn.token, turn.holder) and current[2] is not None:
-        turn = replace(
-            turn,
-            commit_id=current[2],
-            expires_at=to_datetime(current[3]),
-            next_offset=row["high_watermark"],
-        )
+        turn = replace(turn, commit_id=current[2], expires_at=to_datetime(current[3]))
     return AppendResult(tuple(segment for segment in landed if segment is not None), turn, duplicate=True)
 
 
-def _landed_segment(reader: Reader, turn: AppendTurn, segment: SegmentInfo, log_start: int) -> SegmentInfo | None:
+def _landed_segment(reader: Reader, turn: AppendTurn, segment: SegmentInfo) -> SegmentInfo | None:
     row = reader.one(FIND_BY_BASE, turn.topic_id, turn.partition_id, segment.base_offset)
-    if row is None:
-        # The turn's commit took effect, and retention has removed what it recorded.
-        return segment if segment.base_offset < log_start else None
-    same = row[-1] == turn.commit_id and row[S3_KEY] == segment.s3_key
-    return segment_from(row[:-1]) if same else None
+    if row is not None:
+        same = row[-1] == turn.commit_id and row[S3_KEY] == segment.s3_key
+        return segment_from(row[:-1]) if same else None
+    # Retention may have removed it. That the offsets are gone proves nothing about this segment: a
+    # turn that was used before may be given with another one. Its file, which waits, does.
+    waiting = reader.one(FILES_AMONG, reader.listed([segment.s3_key]))
+    return segment if waiting is not None else None
 
 
 def forget_turns(transaction: Transaction, topic_id: int) -> None:

@@ -37,7 +37,8 @@ class _DatabaseTime(sa.sql.expression.ColumnElement[int]):
 
 @compiles(_DatabaseTime, "sqlite")
 def _sqlite_time(*_: Any, **__: Any) -> str:
-    return "CAST(unixepoch('subsec') * 1000 AS INTEGER)"
+    # Not unixepoch('subsec'), which older libraries do not know.
+    return "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
 
 
 @compiles(_DatabaseTime, "postgresql")

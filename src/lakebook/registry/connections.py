@@ -34,10 +34,12 @@ class Connections:
 
     def give(self, connection: Any) -> None:
         """Put a connection back that is in no transaction."""
-        if self._closed or len(self._idle) >= self._keep:
+        if len(self._idle) >= self._keep:
             connection.close()
-        else:
-            self._idle.append(connection)
+            return
+        self._idle.append(connection)
+        if self._closed:  # Asked afterwards: it may be closed at any moment.
+            self.drop_idle()
 
     def drop(self, connection: Any) -> None:
         """Close a connection whose state is not known."""

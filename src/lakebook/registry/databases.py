@@ -202,12 +202,15 @@ class ChangeProbe:
         self._connection: Any = None
         # Always the same cursor, under the lock: making one costs a fifth of the probe.
         self._cursor: Any = None
+        self._closed = False
         forks.watch(self)
 
     def token(self) -> Hashable:
         """A value that changes with every commit; where it cannot be had, one that equals no other."""
         try:
             with self._lock:
+                if self._closed:
+                    return object()
                 if self._cursor is None:
                     self._connection = self._database.connect()
                     self._cursor = self._connection.cursor()
@@ -218,6 +221,7 @@ class ChangeProbe:
     def close(self) -> None:
         """Close the probe's connection."""
         with self._lock:
+            self._closed = True
             if self._connection is not None:
                 self._connection.close()
             self._connection = self._cursor = None

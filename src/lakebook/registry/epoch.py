@@ -54,11 +54,14 @@ def recorded_warehouse(database: Database) -> str | None:
     """Where an existing book has its bytes, read before it is opened."""
     if revision_of(database) is None:
         return None
-    connection = database.connect()
     try:
-        row = connection.execute(SELECT_BOOK.on(database.kind).sql).fetchone()
-    finally:
-        connection.close()
+        connection = database.connect()
+        try:
+            row = connection.execute(SELECT_BOOK.on(database.kind).sql).fetchone()
+        finally:
+            connection.close()
+    except database.errors as error:
+        raise database.unreachable(error) from error
     return None if row is None else str(row[2])
 
 

@@ -401,11 +401,12 @@ def reset_offset(
     on = f"group {group} on {topic['name']}/{number}"
     offset = _place_of(transaction, partition, topic["name"], to)
     target = to.isoformat() if isinstance(to, datetime) else str(to)
-    _refuse_beyond(offset, partition, on)
-    if offset < partition["log_start"]:
-        raise OffsetBelowLogStart(
-            f"the records before {partition['log_start']} are gone", on=on, remedy="Reset to 'earliest'"
-        )
+    if isinstance(to, int):
+        _refuse_beyond(offset, partition, on)
+        if offset < partition["log_start"]:
+            raise OffsetBelowLogStart(
+                f"the records before {partition['log_start']} are gone", on=on, remedy="Reset to 'earliest'"
+            )
     found = transaction.one(OFFSET_ROW, row["id"], topic["id"], number)
     before = row_of(schema.consumer_offsets, found) if found else None
     metadata = before["metadata"] if before else None

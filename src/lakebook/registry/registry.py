@@ -48,7 +48,7 @@ from lakebook.registry.transactions import NoEffect, Reader, Row, Transaction, T
 
 T = TypeVar("T")
 
-_WRITES_BETWEEN_PRUNES = 1000
+_WRITES_BETWEEN_PRUNES = 200
 
 # Whoever was first with a name is found by the next attempt. If it is not, it was no duplicate.
 _MOST_DUPLICATES = 2
@@ -69,7 +69,8 @@ class Registry:
         self.metrics = metrics
         self.connections = Connections(database, settings.connections)
         self.epoch = ""
-        self._writes = 0
+        # Somewhere in between: else processes that write little would never prune.
+        self._writes = random.randrange(_WRITES_BETWEEN_PRUNES)  # noqa: S311 - no secret
         self._any_errors = (database.errors, LakebookError)
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from lakebook.errors import (
     SegmentGap,
     SegmentOverlap,
 )
-from lakebook.names import MAX_NAME, check_id, check_path, shown
+from lakebook.names import MAX_NAME, check_id, check_path, is_moment, shown
 from lakebook.registry import schema
 from lakebook.registry.changes import delete_rows, insert_rows, row_of, update_row
 from lakebook.registry.databases import Failure
@@ -341,6 +341,8 @@ def _refuse_numbers(segment: SegmentInfo) -> None:
         )
     _check_count(segment.record_count, 1, MAX_INTEGER, "record_count", on)
     _check_count(segment.size_bytes, 0, MAX_SIZE, "size_bytes", on)
+    if segment.record_count == segment.end_offset - segment.base_offset + 1:
+        raise InvalidSegment("its numbers have to be of type int itself", on=on)
     raise InvalidSegment(
         f"{segment.record_count} records cannot have the offsets {segment.base_offset} to {segment.end_offset}",
         on=on,
@@ -356,7 +358,7 @@ def _check_count(value: object, least: int, most: int, name: str, on: str) -> No
 def _check_times(segment: SegmentInfo, on: str) -> None:
     for name in ("created_at", "min_timestamp", "max_timestamp"):
         moment = getattr(segment, name)
-        if moment is not None and (not isinstance(moment, datetime) or moment.tzinfo is None):
+        if moment is not None and not is_moment(moment):
             raise InvalidSegment(f"{name} has to be an aware datetime, not {shown(moment)}", on=on)
     if (segment.min_timestamp is None) != (segment.max_timestamp is None):
         raise InvalidSegment("min_timestamp and max_timestamp go together", on=on)

@@ -139,7 +139,7 @@ class MetadataStore:
     def list_topics(self, *, prefix: str = "", after: str | None = None, limit: int = PAGE_SIZE) -> Page[Topic]:
         """Topics in the order of their names."""
         check_limit(limit)
-        if prefix:
+        if prefix not in ("", ".", ".."):
             check_name("topic", prefix)
         after = "" if after is None else check_name("topic", after)
         found = self._registry.read_with(lambda reader: topics.list_topics(reader, after, prefix, limit + 1))
@@ -173,7 +173,7 @@ class MetadataStore:
     def get_partition(self, topic: str, partition_id: int) -> Partition | None:
         """A partition, or none if there is no such topic or no such partition."""
         self._check_topic_name(topic)
-        if type(partition_id) is not int or not 0 <= partition_id <= MAX_INTEGER:
+        if not isinstance(partition_id, int) or isinstance(partition_id, bool) or not 0 <= partition_id <= MAX_INTEGER:
             return None
         if self._cache.enabled:
             return self._cache.partition(topic, partition_id)
@@ -363,7 +363,11 @@ class MetadataStore:
     def claim_append(
         self, topic: str, partition_id: int, *, holder: str | None = None, seconds: float | None = None
     ) -> AppendTurn:
-        """Take a partition's append turn, for this process or for a named holder."""
+        """Take a partition's append turn, for this process or for a named holder.
+
+        A holder that claims again renews its own turn and fences what it had under way: two
+        producers in one process need names of their own.
+        """
         return self.claim_appends([(topic, partition_id)], holder=holder, seconds=seconds)[0]
 
     def claim_appends(
@@ -415,9 +419,7 @@ class MetadataStore:
         appends.check_one_producer(new)
         try:
             result = self._registry.write(
-                lambda transaction: appends.append_segments(
-                    transaction, turn, new, warehouse=self._warehouse, seconds=self._turn_seconds(None)
-                ),
+                lambda transaction: appends.append_segments(transaction, turn, new, warehouse=self._warehouse),
                 commit_id=turn.commit_id,
             )
         except appends.Landed as landed:
@@ -627,9 +629,8 @@ class MetadataStore:
         for segment in new:
             segments.check_segment(segment, self._warehouse)
             place = (segment.topic, segment.partition_id)
-            theirs = grouped.get(place) if type(place[0]) is str and type(place[1]) is int else None
-            if theirs is None:
+            if type(place[0]) is not str or type(place[1]) is not int or place not in grouped:
                 self._check_place(*place)
-                theirs = grouped[place] = []
-            theirs.append(segment)
+                grouped.setdefault(place, [])
+            grouped[place].append(segment)
         return grouped
