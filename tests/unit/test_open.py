@@ -83,6 +83,16 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
         lakebook.open(tmp_path)
 
 
+@pytest.mark.parametrize("kept", [100, 4096, 5000, 100_000])
+def test_a_registry_that_was_cut_short_is_refused(tmp_path: Path, kept: int) -> None:
+    with lakebook.open(tmp_path) as book:
+        book.metadata.create_topic("orders")
+        book.metadata.add_segments([describe(base=base, count=1) for base in range(1000)])
+    os.truncate(tmp_path / "registry.db", kept)
+    with pytest.raises(RegistryCorrupt):
+        lakebook.open(tmp_path)
+
+
 def test_a_warehouse_that_cannot_be_written_is_found_before_a_book_is_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(WarehouseNotWritable):

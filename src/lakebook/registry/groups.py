@@ -26,7 +26,7 @@ from lakebook.registry.partitions import asked_for, partition_row
 from lakebook.registry.segments import find_by_timestamp
 from lakebook.registry.statements import POSTGRESQL, SQLITE, ZERO, Statement, bind, insert_into
 from lakebook.registry.topics import share_topic
-from lakebook.registry.transactions import Reader, Row, Transaction, TryAgain
+from lakebook.registry.transactions import Row, Transaction, TryAgain
 
 _t = schema.topics.c
 _p = schema.partitions.c
@@ -275,14 +275,6 @@ def lag_from(row: Row) -> PartitionLag:
     topic, number, committed, start, watermark = row
     behind = committed is not None and committed < start
     return PartitionLag(topic, number, committed, start, watermark, watermark - max(committed or 0, start), behind)
-
-
-def existing_group(reader: Reader, group: str) -> dict[str, Any]:
-    """The row of a group that has to be there."""
-    row = reader.one(GROUP_ROW, group)
-    if row is None:
-        raise no_group(group)
-    return row_of(schema.consumer_groups, row)
 
 
 def locked_group(transaction: Transaction, group: str, *, create: bool) -> dict[str, Any]:
