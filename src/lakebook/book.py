@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lakebook.clock import Clock, SystemClock
 from lakebook.config import Settings, load_settings
@@ -28,6 +29,13 @@ from lakebook.registry.stream_checks import Verification, verify_streams
 from lakebook.storage.warehouse import Warehouse
 from lakebook.streams.metadata_store import MetadataStore
 
+if TYPE_CHECKING:
+    # Arrow, PyIceberg and Spark are loaded by who uses tables.
+    from lakebook.lake.cleaning import Cleaner
+    from lakebook.lake.lake import Lake
+    from lakebook.lake.table import Table
+    from lakebook.lake.tables import Tables
+
 
 class Book:
     """An open book. Close it, or use it in a `with` block."""
@@ -42,6 +50,8 @@ class Book:
         self.metadata = MetadataStore(registry, warehouse.recorded)
         #: The captured changes.
         self.events = EventLog(registry)
+        self._lake: Lake | None = None
+        self._opening = threading.Lock()
 
     def __enter__(self) -> Book:
         return self
@@ -52,8 +62,38 @@ class Book:
     def __repr__(self) -> str:
         return f"Book({self._registry.database.shown!r})"
 
+    @property
+    def lake(self) -> Lake:
+        """Tables' bytes, caches and leases; made when it is first used."""
+        with self._opening:
+            if self._lake is None:
+                from lakebook.lake.lake import Lake
+
+                self._lake = Lake(self._registry, self.warehouse)
+            return self._lake
+
+    @property
+    def tables(self) -> Tables:
+        """Tables and namespaces."""
+        from lakebook.lake.tables import Tables
+
+        return Tables(self.lake)
+
+    def table(self, name: str, *, namespace: str | None = None) -> Table:
+        """A table by its name: `"orders"`, `"sales.orders"`, or with `namespace=`."""
+        return self.tables.get(name, namespace=namespace)
+
+    @property
+    def cleaner(self) -> Cleaner:
+        """Expires history, deletes retired files, sweeps what inserts left."""
+        from lakebook.lake.cleaning import Cleaner
+
+        return Cleaner(self.lake)
+
     def close(self) -> None:
-        """Close every connection."""
+        """End every lease and close every connection."""
+        if self._lake is not None:
+            self._lake.close()
         self.metadata.close()
         self._registry.close()
 

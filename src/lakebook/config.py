@@ -45,13 +45,38 @@ class Settings:
     )
     cache_segments: int = _setting(100_000, "Segments the read cache keeps at most; 0 turns it off.", least=0)
     temporary_file_grace: float = _setting(
-        3600.0, "Seconds a removed segment's file stays in `temporary_files` before it may be deleted.", least=0
+        3600.0, "Seconds a retired file stays in `temporary_files` before it may be deleted.", least=0
     )
     append_turn: float = _setting(30.0, "Seconds a partition's append turn lasts without an append.", least=0.001)
     lock_timeout: float = _setting(10.0, "Seconds one statement waits for a lock.", least=0.001)
     retry_attempts: int = _setting(10, "How often a write transaction is tried.", least=1)
     retry_seconds: float = _setting(60.0, "Seconds after which a write transaction is tried no more.", least=0)
     connections: int = _setting(8, "Registry connections kept open while idle.", least=1)
+    lease_seconds: float = _setting(
+        60.0, "Seconds a reader's lease lasts; it is renewed three times as often while the reader lives.", least=0.1
+    )
+    lease_maximum: float = _setting(
+        86_400.0, "Seconds after which a lease of a `read()` outside a `with` block is renewed no more.", least=1
+    )
+    insert_alive: float = _setting(
+        600.0, "Seconds an insert may be silent before a sweep takes it for dead and fences it.", least=0.1
+    )
+    sweep_grace: float = _setting(
+        3600.0,
+        "Seconds after which the folder of a finished insert is swept once more, for late executors, and forgotten.",
+        least=0,
+    )
+    history_seconds: float = _setting(
+        432_000.0, "Seconds for which a table's versions are kept, unless the table says otherwise.", least=0
+    )
+    history_versions: int = _setting(
+        20, "Versions of a table that are kept at least, unless the table says otherwise.", least=1
+    )
+    measure_on_spark: int = _setting(
+        4 * 1024**3, "Bytes of new files from which their checksums are taken by a Spark job.", least=0
+    )
+    cache_footers: int = _setting(64 * 1024**2, "Bytes of footers kept in memory at most.", least=0)
+    cache_planned_files: int = _setting(100_000, "Files of plans kept in memory at most.", least=0)
     max_partitions: int = _setting(10_000, "Partitions a topic may have.", least=1)
 
     def __repr__(self) -> str:

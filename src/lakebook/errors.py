@@ -4,7 +4,10 @@
     ├── TransientError            trying again may help
     │   ├── RegistryBusy
     │   ├── RegistryUnavailable
-    │   └── AppendTurnHeld
+    │   ├── StorageUnavailable
+    │   ├── AppendTurnHeld
+    │   ├── FilesChanged
+    │   └── SchemaChanged
     └── TerminalError             trying the same again cannot help
         ├── InvalidInput
         │   ├── InvalidName
@@ -13,7 +16,12 @@
         │   ├── InvalidConfig
         │   ├── InvalidSegment
         │   ├── InvalidPage
+        │   ├── InvalidTable
+        │   ├── InvalidFile
         │   ├── InvalidCursor
+        │   ├── InvalidPredicate
+        │   ├── InvalidSchema
+        │   ├── InvalidPartitioning
         │   ├── PathOutsideWarehouse
         │   └── InvalidOffset
         │       ├── OffsetOverflow
@@ -29,24 +37,44 @@
         │   ├── TopicNotFound
         │   ├── PartitionNotFound
         │   ├── GroupNotFound
-        │   └── CommitNotFound
+        │   ├── NamespaceNotFound
+        │   ├── TableNotFound
+        │   ├── VersionNotFound
+        │   ├── VersionExpired
+        │   ├── CommitNotFound
+        │   ├── ObjectNotFound
+        │   └── FooterNotFound
         ├── Conflict
         │   ├── TopicAlreadyExists
         │   ├── SegmentAlreadyExists
+        │   ├── NamespaceAlreadyExists
+        │   ├── NamespaceNotEmpty
+        │   ├── TableAlreadyExists
+        │   ├── LeaseLost
         │   ├── PathInUse
+        │   ├── ObjectExists
         │   ├── AppendTurnLost
         │   ├── ProducerFenced
         │   ├── SequenceConflict
         │   ├── GenerationFenced
         │   ├── CommitAborted
+        │   ├── IncompatibleSchema
         │   └── EpochChanged
         ├── CommitOutcomeUnknown
         ├── CursorExpired
+        ├── SparkUnsuitable
+        ├── InsertFailed
+        ├── ReadFailed
         ├── SchemaOutdated
         ├── SchemaTooNew
+        ├── MigrationFailed
         ├── UnsafeSqlite
         ├── WarehouseNotWritable
+        ├── StorageRefused
+        ├── ObjectTruncated
         ├── RegistryCorrupt
+        ├── CorruptFooter
+        ├── UnknownFooterVersion
         ├── RegistryNotWritable
         └── BookClosed
 
@@ -120,8 +148,20 @@ class RegistryUnavailable(TransientError):
     """The registry could not be reached."""
 
 
+class StorageUnavailable(TransientError):
+    """The warehouse could not be reached, or reading or writing there failed."""
+
+
 class AppendTurnHeld(TransientError):
     """Another producer holds the partition's append turn."""
+
+
+class FilesChanged(TransientError):
+    """Another change has replaced or removed files this one works on; read again and repeat it."""
+
+
+class SchemaChanged(TransientError):
+    """The table's schema has changed meanwhile; look at the new one and repeat the change."""
 
 
 # --- bad input -----------------------------------------------------------------
@@ -155,8 +195,28 @@ class InvalidPage(InvalidInput):
     """A page was asked for with a limit or a token it cannot have."""
 
 
+class InvalidTable(InvalidInput):
+    """A table cannot have this format, compression or property, or cannot do what was asked."""
+
+
+class InvalidFile(InvalidInput):
+    """A file cannot be added to the table."""
+
+
 class InvalidCursor(InvalidInput):
     """A text is not an event cursor of this registry."""
+
+
+class InvalidPredicate(InvalidInput):
+    """A condition on rows cannot be read, or does not fit the columns of the table."""
+
+
+class InvalidSchema(InvalidInput):
+    """A table cannot have this schema, or a text does not describe one."""
+
+
+class InvalidPartitioning(InvalidInput):
+    """A table cannot be partitioned or sorted like this."""
 
 
 class PathOutsideWarehouse(InvalidInput):
@@ -222,8 +282,32 @@ class GroupNotFound(NotFound):
     """There is no consumer group of this name."""
 
 
+class NamespaceNotFound(NotFound):
+    """There is no namespace of this name."""
+
+
+class TableNotFound(NotFound):
+    """There is no table of this name."""
+
+
+class VersionNotFound(NotFound):
+    """The table never had this version, or not yet."""
+
+
+class VersionExpired(NotFound):
+    """The table's history no longer keeps this version."""
+
+
 class CommitNotFound(NotFound):
     """There is no commit row of this id."""
+
+
+class ObjectNotFound(NotFound):
+    """The warehouse has no object at this path."""
+
+
+class FooterNotFound(NotFound):
+    """The registry holds no footer of this file."""
 
 
 # --- conflicts -----------------------------------------------------------------
@@ -241,8 +325,28 @@ class SegmentAlreadyExists(Conflict):
     """A segment with this id exists."""
 
 
+class NamespaceAlreadyExists(Conflict):
+    """A namespace has this name."""
+
+
+class NamespaceNotEmpty(Conflict):
+    """The namespace still has tables."""
+
+
+class TableAlreadyExists(Conflict):
+    """A live table has this name."""
+
+
+class LeaseLost(Conflict):
+    """A reader's lease ran out before it was renewed; what it pinned may be gone."""
+
+
 class PathInUse(Conflict):
     """Another segment, or a file that waits for its removal, has this path."""
+
+
+class ObjectExists(Conflict):
+    """The warehouse has an object at this path already."""
 
 
 class AppendTurnLost(Conflict):
@@ -265,6 +369,10 @@ class CommitAborted(Conflict):
     """The commit was fenced; it can never take effect."""
 
 
+class IncompatibleSchema(Conflict):
+    """The table's schema does not allow this change, or does not take this data."""
+
+
 class EpochChanged(Conflict):
     """The book was restored or rebuilt since it was opened."""
 
@@ -274,6 +382,18 @@ class EpochChanged(Conflict):
 
 class CommitOutcomeUnknown(TerminalError):
     """The connection was lost during COMMIT and the outcome could not be settled."""
+
+
+class SparkUnsuitable(TerminalError):
+    """The Spark session cannot do what Lakebook needs of it."""
+
+
+class InsertFailed(TerminalError):
+    """An insert failed; nothing of it is visible."""
+
+
+class ReadFailed(TerminalError):
+    """A read failed though its files are pinned."""
 
 
 class CursorExpired(TerminalError):
@@ -288,6 +408,10 @@ class SchemaTooNew(TerminalError):
     """The registry was written by a newer version of Lakebook."""
 
 
+class MigrationFailed(TerminalError):
+    """A migration found something that it must not go past; the schema is that of the revision before."""
+
+
 class UnsafeSqlite(TerminalError):
     """This SQLite library can corrupt a WAL database."""
 
@@ -296,8 +420,24 @@ class WarehouseNotWritable(TerminalError):
     """The warehouse cannot be written."""
 
 
+class StorageRefused(TerminalError):
+    """The warehouse does not take it: there is no right, no room, or something else in its place."""
+
+
+class ObjectTruncated(TerminalError):
+    """An object of the warehouse is shorter than it has to be."""
+
+
 class RegistryCorrupt(TerminalError):
     """The registry holds something that it must not hold."""
+
+
+class CorruptFooter(TerminalError):
+    """A Parquet footer is not one, or contradicts what is recorded about its file."""
+
+
+class UnknownFooterVersion(TerminalError):
+    """A Parquet footer was recorded in a form that this version of Lakebook does not know."""
 
 
 class RegistryNotWritable(TerminalError):

@@ -79,6 +79,34 @@ class Metrics:
             ["outcome"],
             registry=self._collectors,
         )
+        self._changes = Counter(
+            "lakebook_table_changes", "Committed changes of tables.", ["operation"], registry=self._collectors
+        )
+        self._rows = Counter(
+            "lakebook_table_rows_added", "Rows that changes of tables added.", ["operation"], registry=self._collectors
+        )
+        self._files = Counter(
+            "lakebook_table_files_added",
+            "Files that changes of tables added.",
+            ["operation"],
+            registry=self._collectors,
+        )
+        self._bytes = Counter(
+            "lakebook_table_bytes_added",
+            "Bytes that changes of tables added.",
+            ["operation"],
+            registry=self._collectors,
+        )
+        self._steps = Histogram(
+            "lakebook_insert_step_seconds",
+            "How long the steps of an insert take.",
+            ["step"],
+            buckets=_BUCKETS,
+            registry=self._collectors,
+        )
+        self._repairs = Counter(
+            "lakebook_repairs", "Things a reader or `repair` has mended.", ["what"], registry=self._collectors
+        )
         self._events = Counter(
             "lakebook_events_captured", "Events captured by this process.", ["table"], registry=self._collectors
         )
@@ -104,6 +132,19 @@ class Metrics:
     def count_settled(self, outcome: str) -> None:
         """Count a COMMIT whose outcome had to be asked for."""
         self._settled.labels(outcome).inc()
+
+    def count_change(self, operation: str, rows: int, files: int, size: int, seconds: Mapping[str, float]) -> None:
+        """Count a committed change of a table's files."""
+        self._changes.labels(operation).inc()
+        self._rows.labels(operation).inc(rows)
+        self._files.labels(operation).inc(files)
+        self._bytes.labels(operation).inc(size)
+        for step, spent in seconds.items():
+            self._steps.labels(step).observe(max(0.0, spent))
+
+    def count_repair(self, what: str) -> None:
+        """Count something that was mended."""
+        self._repairs.labels(what).inc()
 
     def count_events(self, table: str, number: int) -> None:
         """Count events that a committed transaction captured."""

@@ -25,7 +25,7 @@ LAYERS = (
     "registry",
 )
 # Below all rooms, in an order of their own.
-BASE = ("metrics", "config", "pages", "failpoints", "names", "clock", "forks", "errors")
+BASE = ("predicates", "metrics", "config", "pages", "failpoints", "names", "clock", "forks", "errors")
 ROOMS = {
     "sqlalchemy": {"registry"},
     "alembic": {"registry"},
@@ -35,6 +35,7 @@ ROOMS = {
     "obstore": {"storage"},
     "pyspark": {"spark"},
     "pyiceberg": {"iceberg"},
+    "sqlglot": {"iceberg"},
     "click": {"cli"},
     "rich": {"cli"},
     "prometheus_client": {"metrics"},

@@ -109,11 +109,13 @@ def require_one(affected: int, table: sa.Table) -> None:
 
 def row_of(table: sa.Table, values: Sequence[Any]) -> dict[str, Any]:
     """A row of all columns as a dictionary, with its JSON parsed."""
-    json_columns = _json_columns(table)
-    return {
-        name: orjson.loads(value) if name in json_columns and isinstance(value, str) else value
-        for name, value in zip(_names(table), values, strict=True)
-    }
+    row = dict(zip(_names(table), values, strict=True))
+    for name in _json_columns(table):
+        if isinstance(row[name], str):
+            row[name] = orjson.loads(row[name])
+    for name in _flags(table):
+        row[name] = bool(row[name])  # SQLite knows only 0 and 1.
+    return row
 
 
 @cache
@@ -125,6 +127,11 @@ def _names(table: sa.Table) -> tuple[str, ...]:
 @cache
 def _json_columns(table: sa.Table) -> frozenset[str]:
     return frozenset(str(column.name) for column in table.columns if isinstance(column.type, sa.JSON))
+
+
+@cache
+def _flags(table: sa.Table) -> tuple[str, ...]:
+    return tuple(str(column.name) for column in table.columns if isinstance(column.type, sa.Boolean))
 
 
 @cache

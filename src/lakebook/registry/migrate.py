@@ -18,7 +18,7 @@ from lakebook.registry.statements import Statement
 VERSION_TABLE = "schema_version"
 
 #: Every revision there has been, oldest first. A test compares it with the migrations.
-REVISIONS = ("0001", "0002")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006")
 HEAD = REVISIONS[-1]
 
 _BUSY_ATTEMPTS = 500
@@ -87,8 +87,9 @@ def check_revision(database: Database, revision: str) -> None:
 
 
 def migrate(database: Database, progress: Callable[[str], None] = lambda revision: None) -> Migration:
-    """Bring the schema up to date; every revision is one transaction, so it can be resumed anywhere.
+    """Bring the schema up to date; it can be resumed wherever it was stopped.
 
+    A revision is one transaction, or copies rows in several and goes on with those that are missing.
     The caller holds `database.migration_lock()`.
     """
     before = revision_of(database)

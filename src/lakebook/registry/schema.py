@@ -9,6 +9,9 @@ States, beside the tables that hold them:
     commits.state           open → committed | aborted       (one way; the fence)
     temporary_files.state   waiting → deleting               (one way; then the row goes)
     topics.deleted_at       null → time                      (one way; then the row goes)
+    tables.deleted_at       null → time                      (one way; then the row goes)
+    table_files             visible → ended (to_version) → retired (retired_at, and a row in
+                            temporary_files) → gone
 """
 
 from __future__ import annotations
@@ -334,4 +337,288 @@ temporary_files = sa.Table(
     comment="Files that nothing refers to any more and that go when their grace has passed.",
 )
 
-CAPTURED = (topics, partitions, segments, consumer_groups, consumer_offsets)
+lakehouse_partitions = sa.Table(
+    "lakehouse_partitions",
+    metadata,
+    _id(),
+    sa.Column("view_set_name", _name(), nullable=False),
+    sa.Column("view_instance_id", _name(), nullable=False),
+    _time("begin_insert_time"),
+    _time("end_insert_time"),
+    _time("min_event_time", nullable=True),
+    _time("max_event_time", nullable=True),
+    sa.Column("schema_hash", sa.Text, nullable=False),
+    sa.Column("source_hash", sa.Text, nullable=False),
+    sa.Column("num_rows", sa.BigInteger, nullable=False),
+    sa.Column("file_path", _name(), nullable=True),
+    sa.Column("file_size", sa.BigInteger, nullable=False),
+    sa.Column("partition_format_version", sa.Integer, nullable=False),
+    sa.Column("sort_order", _json(), nullable=True),
+    _time("updated"),
+    # Named: from its columns, the name would be longer than PostgreSQL takes.
+    sa.UniqueConstraint(
+        "view_set_name",
+        "view_instance_id",
+        "schema_hash",
+        "begin_insert_time",
+        name="uq_lakehouse_partitions_range",
+    ),
+    sa.CheckConstraint("begin_insert_time < end_insert_time", name="insert_time"),
+    sa.CheckConstraint(
+        "(min_event_time IS NULL) = (max_event_time IS NULL) AND min_event_time <= max_event_time", name="event_time"
+    ),
+    sa.CheckConstraint("num_rows >= 0", name="num_rows"),
+    sa.CheckConstraint("file_size >= 0", name="file_size"),
+    sa.Index("idx_lakehouse_partitions_file_path", "file_path", unique=True),
+    sqlite_autoincrement=True,
+    comment="Ranges of materialised views, half-open in the time of insertion. An empty range has no file.",
+)
+
+partition_metadata = sa.Table(
+    "partition_metadata",
+    metadata,
+    sa.Column("file_path", _name(), primary_key=True),
+    sa.Column("partition_format_version", sa.Integer, nullable=False),
+    # Version 1 of the format had none: null is unknown.
+    sa.Column("num_rows", sa.BigInteger, nullable=True),
+    sa.Column("file_size", sa.BigInteger, nullable=False),
+    _time("insert_time"),
+    # Last: SQLite walks through a large value to reach the ones behind it.
+    sa.Column("metadata", sa.LargeBinary, nullable=False),
+    sa.CheckConstraint("num_rows >= 0", name="num_rows"),
+    sa.CheckConstraint("file_size >= 0", name="file_size"),
+    sa.Index("idx_partition_metadata_insert_time", "insert_time"),
+    comment="Parquet footers by the path of their file, so that a reader plans without opening it.",
+)
+
+namespaces = sa.Table(
+    "namespaces",
+    metadata,
+    _id(),
+    sa.Column("name", _name(), nullable=False),
+    sa.Column("properties", _json(), nullable=False),
+    _time("created_at"),
+    sa.UniqueConstraint("name"),
+    sqlite_autoincrement=True,
+    comment="What tables are grouped by.",
+)
+
+tables = sa.Table(
+    "tables",
+    metadata,
+    _id(),
+    sa.Column("object_id", sa.BigInteger, sa.ForeignKey("lake_objects.id"), nullable=False),
+    sa.Column("namespace_id", sa.BigInteger, sa.ForeignKey("namespaces.id"), nullable=False),
+    sa.Column("name", _name(), nullable=False),
+    sa.Column("table_uuid", sa.Text, nullable=False),
+    sa.Column("format", sa.Text, nullable=False),
+    sa.Column("version", sa.BigInteger, nullable=False),
+    sa.Column("schema_version", sa.Integer, nullable=False),
+    sa.Column("last_field_id", sa.Integer, nullable=False),
+    sa.Column("last_file_id", sa.BigInteger, nullable=False),
+    sa.Column("row_count", sa.BigInteger, nullable=False),
+    sa.Column("deleted_rows", sa.BigInteger, nullable=False),
+    sa.Column("file_count", sa.BigInteger, nullable=False),
+    sa.Column("total_size", sa.BigInteger, nullable=False),
+    _time("last_modified"),
+    _time("created_at"),
+    _time("updated_at"),
+    _time("deleted_at", nullable=True),
+    sa.CheckConstraint("version >= 0 AND schema_version >= 1 AND last_file_id >= 0", name="counters"),
+    sa.CheckConstraint("row_count >= 0 AND file_count >= 0 AND total_size >= 0 AND deleted_rows >= 0", name="totals"),
+    sa.Index(
+        "idx_tables_live_name",
+        "namespace_id",
+        "name",
+        unique=True,
+        sqlite_where=sa.text("deleted_at IS NULL"),
+        postgresql_where=sa.text("deleted_at IS NULL"),
+    ),
+    sa.Index("idx_tables_object", "object_id", unique=True),
+    sqlite_autoincrement=True,
+    comment="Tables, with the totals over their visible files. A dropped one keeps its row until it is emptied.",
+)
+
+table_metadata = sa.Table(
+    "table_metadata",
+    metadata,
+    _id(),
+    sa.Column("table_id", sa.BigInteger, sa.ForeignKey("tables.id"), nullable=False),
+    sa.Column("schema_version", sa.Integer, nullable=False),
+    sa.Column("from_version", sa.BigInteger, nullable=False),
+    sa.Column("schema", _json(), nullable=False),
+    sa.Column("storage_engine", sa.Text, nullable=False),
+    sa.Column("engine_config", _json(), nullable=False),
+    sa.Column("format", sa.Text, nullable=False),
+    sa.Column("compression", sa.Text, nullable=False),
+    sa.Column("partition_by", _json(), nullable=False),
+    sa.Column("sort_by", _json(), nullable=False),
+    sa.Column("properties", _json(), nullable=False),
+    _time("last_modified"),
+    _time("created_at"),
+    _time("updated_at"),
+    sa.UniqueConstraint("table_id", "schema_version"),
+    sa.CheckConstraint("schema_version >= 1", name="schema_version"),
+    sqlite_autoincrement=True,
+    comment="Each state of a table's schema, partitioning and sort order, with the version it began at.",
+)
+
+table_files = sa.Table(
+    "table_files",
+    metadata,
+    sa.Column("table_id", sa.BigInteger, sa.ForeignKey("tables.id"), primary_key=True),
+    # Counted per table, so that a batch's ids are known before its rows are there.
+    sa.Column("id", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("file_name", sa.Text, nullable=False),
+    sa.Column("file_path", _name(), nullable=False),
+    sa.Column("file_size", sa.BigInteger, nullable=False),
+    sa.Column("file_type", sa.Text, nullable=False),
+    sa.Column("partition_path", sa.Text, nullable=False),
+    sa.Column("partition_values", sa.Text, nullable=False),
+    sa.Column("spec_id", sa.Integer, nullable=False),
+    sa.Column("row_count", sa.BigInteger, nullable=False),
+    sa.Column("row_groups", sa.Integer, nullable=False),
+    sa.Column("checksum", sa.Text, nullable=False),
+    sa.Column("is_compressed", sa.Boolean, nullable=False),
+    sa.Column("schema_version", sa.Integer, nullable=False),
+    sa.Column("has_field_ids", sa.Boolean, nullable=False),
+    sa.Column("has_statistics", sa.Boolean, nullable=False),
+    sa.Column("commit_id", sa.Text, nullable=False),
+    sa.Column("from_version", sa.BigInteger, nullable=False),
+    sa.Column("to_version", sa.BigInteger, nullable=True),
+    _time("created_at"),
+    _time("modified_at"),
+    _time("retired_at", nullable=True),
+    sa.CheckConstraint("file_size >= 0 AND row_count >= 0 AND row_groups >= 0", name="sizes"),
+    sa.CheckConstraint("to_version > from_version", name="interval"),
+    sa.CheckConstraint("retired_at IS NULL OR to_version IS NOT NULL", name="retired"),
+    sa.Index("idx_table_files_path", "file_path", unique=True),
+    sa.Index("idx_table_files_commit", "commit_id"),
+    sa.Index(
+        "idx_table_files_ended",
+        "table_id",
+        "to_version",
+        "id",
+        sqlite_where=sa.text("to_version IS NOT NULL"),
+        postgresql_where=sa.text("to_version IS NOT NULL"),
+    ),
+    sa.Index(
+        "idx_table_files_unmeasured",
+        "table_id",
+        "id",
+        sqlite_where=sa.text("NOT has_statistics"),
+        postgresql_where=sa.text("NOT has_statistics"),
+    ),
+    comment="Write-once files of tables; one is visible in the versions from_version <= v < to_version.",
+)
+
+table_stats = sa.Table(
+    "table_stats",
+    metadata,
+    _id(),
+    sa.Column("table_id", sa.BigInteger, sa.ForeignKey("tables.id"), nullable=False),
+    sa.Column("row_count", sa.BigInteger, nullable=False),
+    sa.Column("deleted_rows", sa.BigInteger, nullable=False),
+    sa.Column("file_count", sa.BigInteger, nullable=False),
+    sa.Column("total_size", sa.BigInteger, nullable=False),
+    _time("last_modified"),
+    _time("created_at"),
+    _time("updated_at"),
+    sa.UniqueConstraint("table_id"),
+    sqlite_autoincrement=True,
+    comment="The totals of each table, for whoever follows its size.",
+)
+
+file_column_stats = sa.Table(
+    "file_column_stats",
+    metadata,
+    sa.Column("table_id", sa.BigInteger, primary_key=True),
+    sa.Column("file_id", sa.BigInteger, primary_key=True, autoincrement=False),
+    # A negative id is that of a partition field.
+    sa.Column("field_id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("lower_bound", sa.LargeBinary, nullable=True),
+    sa.Column("upper_bound", sa.LargeBinary, nullable=True),
+    sa.Column("is_exact", sa.Boolean, nullable=False),
+    sa.Column("value_count", sa.BigInteger, nullable=True),
+    sa.Column("null_count", sa.BigInteger, nullable=True),
+    sa.Column("nan_count", sa.BigInteger, nullable=True),
+    sa.Column("column_size", sa.BigInteger, nullable=True),
+    sa.Column("width", sa.Integer, nullable=False),
+    sa.Column("low_key", sa.BigInteger, nullable=False),
+    sa.Index("idx_file_column_stats_range", "table_id", "field_id", "width", "low_key", "file_id"),
+    sqlite_with_rowid=False,
+    comment="Bounds and counts per file and column, in a form whose byte order is the order of the values.",
+)
+
+table_versions = sa.Table(
+    "table_versions",
+    metadata,
+    sa.Column("table_id", sa.BigInteger, sa.ForeignKey("tables.id"), primary_key=True),
+    sa.Column("version", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("operation", sa.Text, nullable=False),
+    sa.Column("schema_version", sa.Integer, nullable=False),
+    sa.Column("commit_id", sa.Text, nullable=False),
+    sa.Column("added_files", sa.BigInteger, nullable=False),
+    sa.Column("added_rows", sa.BigInteger, nullable=False),
+    sa.Column("added_size", sa.BigInteger, nullable=False),
+    sa.Column("removed_files", sa.BigInteger, nullable=False),
+    sa.Column("removed_rows", sa.BigInteger, nullable=False),
+    sa.Column("removed_size", sa.BigInteger, nullable=False),
+    sa.Column("summary", _json(), nullable=False),
+    _time("committed_at"),
+    sa.CheckConstraint(
+        "operation IN ('create', 'append', 'overwrite', 'delete', 'replace', 'schema')", name="operation"
+    ),
+    sa.Index("idx_table_versions_committed_at", "table_id", "committed_at"),
+    comment="The history of each table: one row per version that can still be read.",
+)
+
+inserts = sa.Table(
+    "inserts",
+    metadata,
+    sa.Column("commit_id", sa.Text, primary_key=True),
+    sa.Column("table_id", sa.BigInteger, nullable=False),
+    sa.Column("folder", sa.Text, nullable=True),
+    sa.Column("first_file_id", sa.BigInteger, nullable=True),
+    sa.Column("last_file_id", sa.BigInteger, nullable=True),
+    _time("opened_at"),
+    _time("alive_until"),
+    _time("swept_at", nullable=True),
+    sa.Index("idx_inserts_swept_at", "swept_at", "opened_at"),
+    comment="Attempts to change a table's files, each with a folder of its own, until that folder is quiet.",
+)
+
+table_horizons = sa.Table(
+    "table_horizons",
+    metadata,
+    sa.Column("table_id", sa.BigInteger, sa.ForeignKey("tables.id"), primary_key=True),
+    sa.Column("min_readable", sa.BigInteger, nullable=False),
+    _time("updated_at"),
+    sa.CheckConstraint("min_readable >= 0", name="min_readable"),
+    comment="The oldest version that may be read. Leases share this row's lock, the cleaner takes it alone.",
+)
+
+leases = sa.Table(
+    "leases",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("table_id", sa.BigInteger, nullable=False),
+    sa.Column("version", sa.BigInteger, nullable=False),
+    sa.Column("holder", sa.Text, nullable=False),
+    _time("created_at"),
+    _time("expires_at"),
+    sa.Index("idx_leases_table", "table_id", "version"),
+    comment="Readers at work: each pins its version and all newer ones.",
+)
+
+CAPTURED = (
+    topics,
+    partitions,
+    segments,
+    consumer_groups,
+    consumer_offsets,
+    tables,
+    table_metadata,
+    table_files,
+    table_stats,
+)

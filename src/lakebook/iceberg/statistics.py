@@ -1,0 +1,208 @@
+"""Column statistics of data files, from a staged manifest or from a Parquet footer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyarrow.parquet import FileMetaData
+from pyiceberg.manifest import DataFile
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.typedef import Record
+
+from lakebook.errors import LakebookError
+from lakebook.iceberg.bounds import NOTHING, UNBOUNDED, ColumnBounds, encode, from_iceberg, sort_key, width_class
+from lakebook.iceberg.schemas import LeafField, leaf_fields
+from lakebook.predicates import FLOATING
+from lakebook.registry.file_stats import ColumnStats
+
+#: Types whose bounds another writer may have cut.
+_CUT = ("string", "binary", "fixed")
+
+
+def column_stats(
+    field_id: int, kind: str, bounds: ColumnBounds, *, is_exact: bool, column_size: int | None = None
+) -> ColumnStats:
+    """A row of statistics, with what the index over it needs."""
+    lower, upper, values, nulls, nans = (
+        bounds.lower,
+        bounds.upper,
+        bounds.value_count,
+        bounds.null_count,
+        bounds.nan_count,
+    )
+    width, low_key = UNBOUNDED, 0
+    if values is not None and values == nulls:
+        width, lower, upper = NOTHING, None, None
+    elif lower is not None and upper is not None and (kind not in FLOATING or nans == 0):
+        # NaN is above everything for some engines, so a column that may have it has no upper end.
+        low_key = sort_key(kind, lower)
+        width = width_class(low_key, sort_key(kind, upper))
+    exact = is_exact and (width == NOTHING or (lower is not None and upper is not None))
+    return ColumnStats(field_id, lower, upper, exact, values, nulls, nans, column_size, width, low_key)
+
+
+def bounds_of(stats: ColumnStats | None) -> ColumnBounds | None:
+    """What a predicate is tested against."""
+    if stats is None:
+        return None
+    return ColumnBounds(stats.lower, stats.upper, stats.value_count, stats.null_count, stats.nan_count)
+
+
+def stats_from_manifest(schema: Schema, file: DataFile) -> tuple[ColumnStats, ...]:
+    """The statistics that the writer of a staged table recorded."""
+    lowers, uppers = file.lower_bounds or {}, file.upper_bounds or {}
+    values, nulls = file.value_counts or {}, file.null_value_counts or {}
+    nans, sizes = file.nan_value_counts or {}, file.column_sizes or {}
+    found = []
+    for leaf in leaf_fields(schema):
+        if leaf.in_collection:
+            continue
+        number = leaf.field_id
+        bounds = ColumnBounds(
+            _encoded(leaf.type, lowers.get(number)),
+            _encoded(leaf.type, uppers.get(number)),
+            values.get(number),
+            nulls.get(number),
+            nans.get(number),
+        )
+        found.append(column_stats(number, leaf.type, bounds, is_exact=True, column_size=sizes.get(number)))
+    return tuple(found)
+
+
+def _encoded(kind: str, stored: bytes | None) -> bytes | None:
+    if stored is None:
+        return None
+    try:
+        return encode(kind, from_iceberg(kind, stored))
+    except LakebookError:
+        return None  # NaN, for one, is no bound.
+
+
+def partition_stats(spec: PartitionSpec, schema: Schema, record: Record) -> tuple[ColumnStats, ...]:
+    """A file's partition values as statistics, so that the same search finds them."""
+    found = []
+    for position, field in enumerate(spec.fields):
+        kind = str(field.transform.result_type(schema.find_type(field.source_id)))
+        value = record[position]
+        encoded = None
+        if value is not None:
+            try:
+                encoded = encode(kind, value)
+            except LakebookError:
+                encoded = None
+        nulls = 1 if value is None else 0
+        nans = 1 if value is not None and encoded is None else 0
+        bounds = ColumnBounds(encoded, encoded, 1, nulls, nans)
+        found.append(column_stats(-field.field_id, kind, bounds, is_exact=True))
+    return tuple(found)
+
+
+# --- footers -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FooterColumns:
+    """The columns of a Parquet file, by field id."""
+
+    metadata: FileMetaData
+    leaves: Sequence[LeafField]
+
+    def indexes(self) -> dict[int, int]:
+        """The position of each column that is not in a list or a map."""
+        return {leaf.field_id: index for index, leaf in enumerate(self.leaves) if not leaf.in_collection}
+
+
+def footer_columns(metadata: FileMetaData, file_schema: Schema) -> FooterColumns | None:
+    """A footer's columns; none if they cannot be told apart."""
+    leaves = leaf_fields(file_schema)
+    # Parquet's columns are the leaves of its schema in order; names would not do, as they may have dots.
+    return FooterColumns(metadata, leaves) if len(leaves) == metadata.num_columns else None
+
+
+def stats_from_footer(
+    columns: FooterColumns, nan_counts: Mapping[int, int] | None = None, *, ours: bool = False
+) -> tuple[ColumnStats, ...]:
+    """The statistics of a file from its footer; `nan_counts` is what its writer counted.
+
+    `ours`: the file was written here, with bounds that were not cut.
+    """
+    found = []
+    groups = [columns.metadata.row_group(number) for number in range(columns.metadata.num_row_groups)]
+    for field_id, index in columns.indexes().items():
+        kind = columns.leaves[index].type
+        chunks = [group.column(index) for group in groups]
+        bounds = [_chunk_bounds(chunk, kind) for chunk in chunks]
+        nans = 0 if kind not in FLOATING else (nan_counts or {}).get(field_id)
+        merged = ColumnBounds(
+            _extreme(min, [item.lower for item in bounds], bounds),
+            _extreme(max, [item.upper for item in bounds], bounds),
+            _total([item.value_count for item in bounds]),
+            _total([item.null_count for item in bounds]),
+            nans,
+        )
+        exact = ours or not kind.startswith(_CUT)
+        size = sum(chunk.total_compressed_size for chunk in chunks)
+        found.append(column_stats(field_id, kind, merged, is_exact=exact, column_size=size))
+    return tuple(found)
+
+
+def _chunk_bounds(chunk: Any, kind: str, nans: int | None = None) -> ColumnBounds:
+    values = chunk.num_values
+    stats = chunk.statistics if chunk.is_stats_set else None
+    if stats is None:
+        return ColumnBounds(value_count=values, nan_count=nans)
+    nulls = stats.null_count if stats.has_null_count else None
+    lower = upper = None
+    if stats.has_min_max:
+        lower, upper = _value(kind, lambda: stats.min), _value(kind, lambda: stats.max)
+    return ColumnBounds(lower, upper, values, nulls, nans)
+
+
+def _value(kind: str, get: Callable[[], Any]) -> bytes | None:
+    # A time that Python cannot hold, or text that is none, is no bound.
+    try:
+        return encode(kind, get())
+    except (LakebookError, ValueError, OverflowError, TypeError, pa.ArrowException):
+        return None
+
+
+def _without_values(chunk: ColumnBounds) -> bool:
+    return chunk.value_count is not None and chunk.value_count == chunk.null_count
+
+
+def _extreme(
+    choose: Callable[[list[bytes]], bytes], found: Sequence[bytes | None], chunks: Sequence[ColumnBounds]
+) -> bytes | None:
+    """The least or largest bound, if every chunk that has values has one."""
+    kept = [item for item, chunk in zip(found, chunks, strict=True) if not _without_values(chunk)]
+    known = [item for item in kept if item is not None]
+    return choose(known) if known and len(known) == len(kept) else None
+
+
+def _total(counts: Sequence[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
+
+
+def matching_row_groups(
+    columns: FooterColumns, may_match: Callable[[Callable[[int], ColumnBounds | None]], bool]
+) -> tuple[int, ...]:
+    """The row groups in which some row can match."""
+    indexes = columns.indexes()
+    kept = []
+    for number in range(columns.metadata.num_row_groups):
+        group = columns.metadata.row_group(number)
+
+        def of(field_id: int, group: Any = group) -> ColumnBounds | None:
+            index = indexes.get(field_id)
+            if index is None:
+                return None
+            return _chunk_bounds(group.column(index), columns.leaves[index].type)
+
+        if may_match(of):
+            kept.append(number)
+    return tuple(kept)

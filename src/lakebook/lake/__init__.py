@@ -1,0 +1,1 @@
+"""The lake: tables, their data files, and the footers of those files."""

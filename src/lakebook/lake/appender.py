@@ -1,0 +1,244 @@
+"""An appender: record by record into a table, in files of a sensible size, without Spark.
+
+Rows gather in memory. When there are enough of them, or the oldest has waited long enough
+(also when nothing more arrives), they become a file; files are registered together in one
+transaction. Rows count as stored once `flush` has returned, or their commit was reported.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from lakebook import failpoints
+from lakebook.errors import InvalidInput, LakebookError, TerminalError
+from lakebook.iceberg.arrow_files import aligned, plain_schema
+from lakebook.lake.attempts import Attempt
+from lakebook.lake.inserting import InsertReport, Steps, check_properties, one_clear_error, report, write_arrow
+from lakebook.lake.lake import Lake
+from lakebook.names import shown
+from lakebook.registry.table_files import NewFile, TableChange
+from lakebook.registry.tables import TableRecord
+
+Rows = Mapping[str, Any] | Sequence[Mapping[str, Any]] | pa.Table | pa.RecordBatch
+
+
+class Appender:
+    """Gathers rows and writes them in files. Close it, or use it in a `with` block."""
+
+    def __init__(
+        self,
+        lake: Lake,
+        table: TableRecord,
+        *,
+        max_bytes: int = 128 * 1024**2,
+        max_rows: int = 1_000_000,
+        max_age: float = 60.0,
+        files_per_commit: int = 1,
+        properties: Mapping[str, str] | None = None,
+        on_commit: Callable[[InsertReport], None] = lambda report: None,
+    ) -> None:
+        for name, value, least in (
+            ("max_bytes", max_bytes, 1),
+            ("max_rows", max_rows, 1),
+            ("max_age", max_age, 0.001),
+            ("files_per_commit", files_per_commit, 1),
+        ):
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= least:
+                raise InvalidInput(f"{shown(value)} cannot be {name}", on="appender", remedy=f"Use at least {least}")
+        self._lake, self._table = lake, table
+        self._shape = lake.shape_of(table, table.schema_version)
+        self._schema = plain_schema(self._shape.schema)
+        self._max_bytes, self._max_rows, self._max_age = max_bytes, max_rows, max_age
+        self._files_per_commit = files_per_commit
+        self._summary = check_properties(properties)
+        self._on_commit = on_commit
+        # Guards the buffer; `_writing` is held by who makes files of it, so that their order is kept.
+        self._changed = threading.Condition()
+        self._writing = threading.Lock()
+        self._tables: list[pa.Table] = []
+        self._rows = 0
+        self._bytes = 0
+        self._oldest: float | None = None
+        self._attempt: Attempt | None = None
+        self._files: list[NewFile] = []
+        self._pending: list[pa.Table] = []
+        #: The rows of `_files`, until they are committed.
+        self._written: list[pa.Table] = []
+        self._failure: LakebookError | None = None
+        self._closed = False
+        self._thread = threading.Thread(target=self._watch, name="lakebook-appender", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Appender:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abandon()
+
+    def append(self, rows: Rows) -> None:
+        """Take one record, several, or an Arrow table or batch."""
+        self._raise_failure()
+        if isinstance(rows, (pa.Table, pa.RecordBatch)):
+            table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
+            # Refused now, to whoever brought it, and not later among the rows of others.
+            self._take([], [aligned(table, self._shape.schema)])
+        else:
+            records = [rows] if isinstance(rows, Mapping) else list(rows)
+            self._take(self._checked(records), [])
+
+    def _checked(self, records: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        names = set(self._schema.names)
+        for record in records:
+            unknown = set(record) - names if isinstance(record, Mapping) else None
+            if unknown is None or unknown:
+                raise InvalidInput(
+                    f"{shown(record)} is no record of the table"
+                    if unknown is None
+                    else f"it has no columns {unknown!r}",
+                    on=self._table.shown,
+                )
+        return records
+
+    def _take(self, records: list[Mapping[str, Any]], tables: list[pa.Table]) -> None:
+        if records:
+            # One conversion decides whether every record fits; a bad one is refused with nothing taken.
+            tables = [self._converted(records)]
+        with self._changed:
+            if self._closed:
+                raise InvalidInput("the appender is closed", on=self._table.shown)
+            for table in tables:
+                if not table.num_rows:
+                    continue
+                self._tables.append(table)
+                self._rows += table.num_rows
+                self._bytes += table.nbytes
+                if self._oldest is None:
+                    self._oldest = self._lake.clock.monotonic()
+            full = self._rows >= self._max_rows or self._bytes >= self._max_bytes
+            self._changed.notify_all()
+        if full:
+            self._rotate()
+
+    def _converted(self, records: list[Mapping[str, Any]]) -> pa.Table:
+        try:
+            rows = [{name: record.get(name) for name in self._schema.names} for record in records]
+            return aligned(pa.Table.from_pylist(rows, schema=self._schema), self._shape.schema)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise InvalidInput(f"a record does not fit the table ({shown(str(error))})", on=self._table.shown) from None
+
+    def flush(self) -> InsertReport | None:
+        """Write and register all rows taken so far; the report of the commit, if there was something."""
+        self._raise_failure()
+        return self._write_out(everything=True)
+
+    def _rotate(self) -> None:
+        self._write_out(everything=False)
+
+    def _write_out(self, *, everything: bool) -> InsertReport | None:
+        with self._writing:
+            with self._changed:
+                self._pending += self._tables
+                self._tables, self._rows, self._bytes, self._oldest = [], 0, 0, None
+            if self._pending:
+                self._write_file()
+            if self._files and (everything or len(self._files) >= self._files_per_commit):
+                return self._commit()
+            return None
+
+    def _write_file(self) -> None:
+        with one_clear_error(self._table):
+            if self._attempt is None:
+                self._attempt = Attempt(self._lake, self._table).__enter__()
+            data = pa.concat_tables(self._pending)
+            self._files += write_arrow(self._lake, self._table, self._attempt, self._shape, data)
+        failpoints.reach("appender.rotated")
+        # Only now: what could not be written stays for the next try.
+        self._written.append(data)
+        self._pending = []
+
+    def _commit(self) -> InsertReport:
+        assert self._attempt is not None
+        attempt, steps = self._attempt, Steps(self._lake)
+        change = TableChange("append", tuple(self._files), (), self._summary)
+        try:
+            with steps.step("commit"):
+                committed = attempt.commit(change)
+        except BaseException:
+            # The attempt is over. Its rows go back, to be written again to new paths, unless nobody
+            # knows whether they landed: then writing them again could make them twice.
+            if not attempt.outcome_unknown:
+                self._pending = [*self._written, *self._pending]
+            self._forget_attempt()
+            raise
+        done = report(self._lake, self._table, attempt, change, committed, steps)
+        self._forget_attempt()
+        self._on_commit(done)
+        return done
+
+    def _forget_attempt(self) -> None:
+        if self._attempt is not None:
+            self._attempt.__exit__(None, None, None)
+        self._attempt, self._files, self._written = None, [], []
+
+    def close(self) -> None:
+        """Write and register what is left."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+        try:
+            self._raise_failure()
+            self._write_out(everything=True)
+        finally:
+            with self._writing:
+                self._forget_attempt()
+
+    def abandon(self) -> None:
+        """Give up what was not committed."""
+        with self._changed:
+            self._closed = True
+            self._tables, self._pending = [], []
+            self._changed.notify_all()
+        self._thread.join()
+        with self._writing:
+            self._forget_attempt()
+
+    def _raise_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def _watch(self) -> None:
+        """Write out what has waited long enough, also when nothing more arrives."""
+        while True:
+            with self._changed:
+                if self._closed:
+                    return
+                if self._oldest is None and not self._files:
+                    self._changed.wait()
+                    continue
+                since = self._oldest if self._oldest is not None else self._lake.clock.monotonic()
+                left = since + self._max_age - self._lake.clock.monotonic()
+                if left > 0:
+                    self._changed.wait(left)
+                    continue
+            try:
+                self._write_out(everything=True)
+            except TerminalError as error:
+                self._failure = error
+                with self._changed:
+                    self._oldest = None
+            except LakebookError as error:
+                # It may go better in a while: the rows are kept, and the caller hears of it.
+                self._failure = error
+                with self._changed:
+                    self._oldest = self._lake.clock.monotonic()

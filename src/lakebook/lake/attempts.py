@@ -1,0 +1,142 @@
+"""One attempt to change a table's files: its commit row, its folder, and what becomes of both.
+
+Reserve, write into the folder, commit. If anything fails the commit row is fenced first;
+only then is the folder removed, because from then on the attempt can never become visible.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from lakebook import failpoints
+from lakebook.errors import CommitOutcomeUnknown, LakebookError
+from lakebook.lake.lake import Lake
+from lakebook.registry.file_stats import DELETE_STATS_BETWEEN
+from lakebook.registry.inserts import DELETE_STAGED_FOOTERS, NOTE_IDS, NOTE_SWEPT, open_insert
+from lakebook.registry.table_files import (
+    CHUNK,
+    Committed,
+    TableChange,
+    chunks,
+    commit_change,
+    reserve_file_ids,
+    stage_files,
+)
+from lakebook.registry.tables import TableRecord
+from lakebook.registry.transactions import Transaction, new_id
+
+#: Where the folders of inserts lie, outside of any Iceberg location.
+DATA = "data"
+
+
+def folder_of(table_id: int, commit_id: str) -> str:
+    """The folder of an attempt: of ids alone, so that no name can lead anywhere else."""
+    return f"{DATA}/{table_id}/{commit_id}"
+
+
+def end_of_folder(folder: str) -> str:
+    """The first path after all those in a folder."""
+    return folder + "0"  # The character after the slash.
+
+
+@dataclass
+class Attempt:
+    """An attempt at work. Leave its `with` block without a commit, and nothing of it remains."""
+
+    lake: Lake
+    table: TableRecord
+    #: Whether it writes files of its own; `add_files` takes those of others.
+    writes: bool = True
+    commit_id: str = field(default_factory=new_id)
+    committed: Committed | None = None
+    _staged: tuple[int, int] | None = None
+    #: Whether nobody knows what became of it: its commit was lost and the registry did not answer.
+    outcome_unknown: bool = False
+
+    @property
+    def folder(self) -> str:
+        """Where it writes."""
+        return folder_of(self.table.id, self.commit_id)
+
+    def __enter__(self) -> Attempt:
+        folder = self.folder if self.writes else None
+        alive = self.lake.settings.insert_alive
+        self.lake.registry.write(
+            lambda transaction: open_insert(transaction, self.commit_id, self.table.id, folder, alive)
+        )
+        self.lake.renewals.hold_insert(self.commit_id)
+        failpoints.reach("insert.reserved")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.lake.renewals.let_go(self.commit_id)
+        if self.committed is None and not self.outcome_unknown:
+            # The caller's own error is the one to report; what is left over, a sweep finds.
+            with suppress(LakebookError):
+                self.abort()
+
+    def commit(self, change: TableChange) -> Committed:
+        """Make one version of the change. Footers and statistics of many files are staged first."""
+        if len(change.added) > CHUNK:
+            change = self._stage(change)
+        try:
+            self.committed = self.lake.registry.write(
+                lambda transaction: commit_change(transaction, self.table, change, self.commit_id),
+                commit_id=self.commit_id,
+            )
+        except CommitOutcomeUnknown:
+            self.outcome_unknown = True
+            raise
+        failpoints.reach("change.committed")
+        return self.committed
+
+    def _stage(self, change: TableChange) -> TableChange:
+        number = len(change.added)
+
+        def reserve(transaction: Transaction) -> int:
+            first = reserve_file_ids(transaction, self.table, number)
+            transaction.run(NOTE_IDS, first, first + number - 1, self.commit_id)
+            return first
+
+        first = self.lake.registry.write(reserve)
+        self._staged = (first, first + number - 1)
+        begin = first
+        for chunk in chunks(change.added):
+            start = begin
+            self.lake.registry.write(lambda transaction: stage_files(transaction, self.table, chunk, start))  # noqa: B023 - called at once
+            begin += len(chunk)
+            failpoints.reach("insert.chunk_staged")
+        return TableChange(change.operation, change.added, change.removed, change.summary, first)
+
+    def abort(self) -> bool:
+        """Fence it and remove what it wrote; whether it had not been committed after all."""
+        state = self.lake.registry.settle(self.commit_id)
+        if state == "committed":
+            return False
+        failpoints.reach("insert.aborted")
+        discard(self.lake, self.table.id, self.commit_id, self.folder if self.writes else None, self._staged)
+        return True
+
+
+def discard(
+    lake: Lake, table_id: int, commit_id: str, folder: str | None, staged: tuple[int | None, int | None] | None
+) -> int:
+    """Remove what an aborted attempt has left: its folder, staged footers and statistics.
+
+    The caller has fenced it. The row of the attempt stays: a late executor may still write.
+    """
+    removed = lake.store.delete_folder(folder) if folder is not None else 0
+
+    def work(transaction: Transaction) -> None:
+        if folder is not None:
+            transaction.run(DELETE_STAGED_FOOTERS, f"{folder}/", end_of_folder(folder))
+        if staged is not None and staged[0] is not None:
+            transaction.run(DELETE_STATS_BETWEEN, table_id, *staged)
+        transaction.run(NOTE_SWEPT, transaction.clock.now_ms(), commit_id)
+
+    lake.registry.write(work)
+    return removed

@@ -1,0 +1,356 @@
+"""Expiring history, deleting retired files, and sweeping what crashed inserts left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lakebook import failpoints
+from lakebook.errors import CommitNotFound, InvalidTable, LakebookError
+from lakebook.lake.attempts import discard
+from lakebook.lake.lake import Lake
+from lakebook.lake.leasing import READS
+from lakebook.lake.properties import history_policy
+from lakebook.registry.inserts import FORGET_INSERT, NOTE_SWEPT, UnsweptInsert, known_paths, unswept_inserts
+from lakebook.registry.leases import LeaseRecord, list_leases
+from lakebook.registry.retirement import (
+    Retired,
+    expire_versions,
+    expired_files,
+    forget_files,
+    mark_deleting,
+    retirable,
+)
+from lakebook.registry.table_files import CHUNK, chunks
+from lakebook.registry.tables import (
+    EVERY_TABLE,
+    GET_METADATA,
+    GET_TABLE_BY_ID,
+    TableRecord,
+    metadata_from,
+    table_from,
+)
+from lakebook.registry.transactions import Reader, Transaction
+
+# Beyond this the clock was set, or the machine slept.
+_JUMP = 2.0
+
+
+@dataclass
+class Cleaned:
+    """What a clean-up did, or would do."""
+
+    dry_run: bool = False
+    files: int = 0
+    bytes: int = 0
+    #: Files that leases keep.
+    pinned: int = 0
+    #: Leases that had run out and were removed.
+    dead_leases: int = 0
+    #: What could not be deleted, and why. It is tried again by the next clean-up.
+    failed: list[tuple[str, str]] = field(default_factory=list)
+
+
+@dataclass
+class Expired:
+    """What an expiry of history did, or would do."""
+
+    dry_run: bool = False
+    tables: int = 0
+    files: int = 0
+    bytes: int = 0
+    min_readable: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class Swept:
+    """What a sweep did, or would do."""
+
+    dry_run: bool = False
+    #: Inserts that had gone silent and were fenced.
+    fenced: int = 0
+    #: Objects that do not count and were removed.
+    objects: int = 0
+    #: Inserts whose folders are quiet.
+    settled: int = 0
+    failed: list[tuple[str, str]] = field(default_factory=list)
+
+
+class LeaseWatch:
+    """Tells dead leases from those whose renewal could not be seen.
+
+    A lease is dead only when it has run out and stood still for a whole lease time while this
+    process was watching. After the start, a jump of the clock or a long wait the watch begins anew.
+    """
+
+    def __init__(self, lake: Lake) -> None:
+        self._lake = lake
+        self._seen: dict[str, tuple[Any, float]] = {}
+        self._wall, self._tick = lake.clock.now_ms(), lake.clock.monotonic()
+
+    def look(self) -> tuple[list[str], list[LeaseRecord]]:
+        """Dead leases, and those that have run out but may yet be renewed."""
+        clock = self._lake.clock
+        wall, tick = clock.now_ms(), clock.monotonic()
+        passed = tick - self._tick
+        if abs((wall - self._wall) / 1000 - passed) > _JUMP or passed > self._lake.settings.lease_seconds:
+            self._seen.clear()
+        self._wall, self._tick = wall, tick
+        out = [lease for lease in self.every() if lease.expires_at.timestamp() * 1000 <= wall]
+        self._seen = {
+            lease.id: self._seen[lease.id]
+            if lease.id in self._seen and self._seen[lease.id][0] == lease.expires_at
+            else (lease.expires_at, tick)
+            for lease in out
+        }
+        dead = [lease.id for lease in out if tick - self._seen[lease.id][1] >= self._lake.settings.lease_seconds]
+        gone = set(dead)
+        return dead, [lease for lease in out if lease.id not in gone]
+
+    def wait(self, progress: Callable[[str], None]) -> list[str]:
+        """Dead leases, after waiting for those that have run out and may yet be renewed."""
+        pause = self._lake.settings.lease_seconds / 4
+        while True:
+            dead, doubtful = self.look()
+            if not doubtful:
+                return dead
+            progress(f"waiting for {len(doubtful)} leases that have run out")
+            self._lake.clock.sleep(pause)
+
+    def every(self) -> list[LeaseRecord]:
+        """All leases there are."""
+        found: list[LeaseRecord] = []
+        after = ""
+        while True:
+            start = after
+            page = self._lake.registry.read_with(lambda reader: list_leases(reader, start, CHUNK))  # noqa: B023
+            found += page
+            if len(page) < CHUNK:
+                return found
+            after = page[-1].id
+
+
+class Cleaner:
+    """Removes what is retired, never what is in use."""
+
+    def __init__(self, lake: Lake) -> None:
+        self._lake = lake
+        self._watch = LeaseWatch(lake)
+
+    # --- history -------------------------------------------------------------------
+
+    def expire(
+        self,
+        table: TableRecord | None = None,
+        *,
+        dry_run: bool = False,
+        wait: bool = False,
+        seconds: float | None = None,
+        versions: int | None = None,
+        progress: Callable[[str], None] = lambda step: None,
+    ) -> Expired:
+        """End the history of a table, or of all, that its policy no longer keeps."""
+        dead = self._dead(wait and not dry_run, progress)
+        result = Expired(dry_run)
+        for table_id, object_id, dropped in self._tables(table):
+            result.tables += 1
+            since, least = self._policy(table_id, dropped, seconds, versions)
+            if dry_run:
+                self._preview(table_id, since, least, dropped, result)
+                continue
+            while True:
+                done = self._expire_some(table_id, object_id, since, least, dead)
+                result.files += done.files
+                result.bytes += done.size
+                result.min_readable[str(table_id)] = done.min_readable
+                progress(f"table {table_id}: {result.files} files retired")
+                if not done.more:
+                    break
+        return result
+
+    def _expire_some(self, table_id: int, object_id: int, since: int, least: int, dead: list[str]) -> Retired:
+        grace = self._lake.settings.temporary_file_grace
+        return self._lake.registry.write(
+            lambda transaction: expire_versions(transaction, table_id, object_id, since, least, grace, dead)
+        )
+
+    def _tables(self, table: TableRecord | None) -> list[tuple[int, int, bool]]:
+        if table is not None:
+            return [(table.id, table.object_id, False)]
+        found: list[tuple[int, int, bool]] = []
+        while True:
+            after = found[-1][0] if found else 0
+            page = self._lake.registry.all(EVERY_TABLE, after, CHUNK)
+            found += [(row[0], row[1], row[2] is not None) for row in page]
+            if len(page) < CHUNK:
+                return found
+
+    def _policy(self, table_id: int, dropped: bool, seconds: float | None, versions: int | None) -> tuple[int, int]:
+        now = self._lake.clock.now_ms()
+        if dropped:
+            return now, 1
+        properties = self._lake.registry.read_with(lambda reader: _properties(reader, table_id))
+        kept_seconds, kept_versions = history_policy(self._lake, properties)
+        kept_seconds = kept_seconds if seconds is None else seconds
+        kept_versions = kept_versions if versions is None else versions
+        if kept_seconds < 0 or kept_versions < 1:
+            raise InvalidTable("at least one version is kept", on=f"table {table_id}")
+        return now - round(kept_seconds * 1000), kept_versions
+
+    def _preview(self, table_id: int, since: int, versions: int, dropped: bool, result: Expired) -> None:
+        found = self._lake.registry.in_snapshot(
+            lambda reader: retirable(reader, table_id, since, versions, dropped=dropped)
+        )
+        result.files += found[0]
+        result.bytes += found[1]
+        result.min_readable[str(table_id)] = found[2]
+
+    # --- files ---------------------------------------------------------------------
+
+    def delete_expired_temporary_files(
+        self,
+        *,
+        dry_run: bool = False,
+        wait: bool = True,
+        progress: Callable[[str], None] = lambda step: None,
+    ) -> Cleaned:
+        """Delete files whose grace has passed and which no lease needs, in batches.
+
+        Deleting what is already gone is fine. What storage refuses stays for the next run.
+        """
+        result = Cleaned(dry_run)
+        dead = self._dead(wait and not dry_run, progress)
+        now = self._lake.clock.now_ms()
+        after = ""
+        while True:
+            start = after
+            page = self._lake.registry.read_with(lambda reader: expired_files(reader, now, start, CHUNK))  # noqa: B023
+            if not page:
+                break
+            after = page[-1][0]
+            self._delete_batch([path for path, _, _ in page], {path: size for path, size, _ in page}, dead, result)
+            progress(f"{result.files} files deleted")
+        result.dead_leases = len(dead)
+        if not dry_run:
+            self._remove_read_folders()
+        return result
+
+    def _delete_batch(self, paths: list[str], sizes: dict[str, int], dead: list[str], result: Cleaned) -> None:
+        lake = self._lake
+
+        def mark(transaction: Transaction) -> Any:
+            return mark_deleting(transaction, paths, dead, dry_run=result.dry_run)
+
+        marked = lake.registry.write(mark)
+        result.pinned += marked.pinned
+        if result.dry_run:
+            result.files += len(marked.paths)
+            result.bytes += sum(sizes[path] for path in marked.paths)
+            return
+        failpoints.reach("clean.marked")
+        failed = dict(lake.store.delete(marked.paths))
+        failpoints.reach("clean.object_deleted")
+        gone = [path for path in marked.paths if path not in failed]
+        if gone:
+            lake.registry.write(lambda transaction: forget_files(transaction, gone))
+        failpoints.reach("clean.forgotten")
+        for path in gone:
+            lake.footers.drop(path)
+            lake.store.remove_empty_folders(path)
+        result.files += len(gone)
+        result.bytes += sum(sizes[path] for path in gone)
+        result.failed += [(path, str(error)) for path, error in failed.items()]
+
+    def _dead(self, wait: bool, progress: Callable[[str], None]) -> list[str]:
+        return self._watch.wait(progress) if wait else self._watch.look()[0]
+
+    def _remove_read_folders(self) -> None:
+        """Remove staged tables of reads whose lease is gone; a lease is there before its folder is."""
+        found = {item.path.split("/")[1] for item in self._lake.store.list(READS)}
+        held = {lease.id for lease in self._watch.every()}
+        for lease_id in sorted(found - held):
+            self._lake.store.delete_folder(f"{READS}/{lease_id}")
+
+    # --- inserts -------------------------------------------------------------------
+
+    def sweep(self, *, dry_run: bool = False, progress: Callable[[str], None] = lambda step: None) -> Swept:
+        """Remove what inserts left that failed or died, by their commit rows.
+
+        Folders of finished inserts are swept once more after a grace, for executors that were late.
+        """
+        result = Swept(dry_run)
+        now = self._lake.clock.now_ms()
+        before = now - round(self._lake.settings.sweep_grace * 1000)
+        after = ""
+        while True:
+            start = after
+            page = self._lake.registry.read_with(lambda reader: unswept_inserts(reader, start, now, before, CHUNK))  # noqa: B023
+            for insert in page:
+                after = insert.commit_id
+                try:
+                    self._sweep_one(insert, result)
+                except LakebookError as error:
+                    result.failed.append((insert.folder or insert.commit_id, str(error)))
+            progress(f"{result.objects} objects removed")
+            if len(page) < CHUNK:
+                return result
+
+    def _sweep_one(self, insert: UnsweptInsert, result: Swept) -> None:
+        lake = self._lake
+        state = insert.state
+        if state == "open":
+            result.fenced += 1
+            if result.dry_run:
+                return
+            try:
+                state = lake.registry.settle(insert.commit_id)
+            except CommitNotFound:
+                state = None
+            failpoints.reach("sweep.fenced")
+        if state == "committed":
+            removed = self._remove_uncounted(insert, dry_run=result.dry_run)
+        elif result.dry_run:
+            removed = sum(1 for _ in lake.store.list(insert.folder)) if insert.folder else 0
+        else:
+            staged = (insert.first_file_id, insert.last_file_id)
+            removed = discard(lake, insert.table_id, insert.commit_id, insert.folder, staged)
+            failpoints.reach("sweep.folder_deleted")
+        result.objects += removed
+        if result.dry_run:
+            return
+        # Swept before, a grace ago, and still quiet: nobody writes there any more.
+        quiet = removed == 0 and insert.swept_at is not None
+        statement = FORGET_INSERT if quiet else None
+        result.settled += quiet
+
+        def note(transaction: Transaction) -> None:
+            if statement is not None:
+                transaction.run(statement, insert.commit_id)
+            else:
+                transaction.run(NOTE_SWEPT, transaction.clock.now_ms(), insert.commit_id)
+
+        lake.registry.write(note)
+
+    def _remove_uncounted(self, insert: UnsweptInsert, *, dry_run: bool) -> int:
+        """Remove from the folder of a committed insert what no row refers to."""
+        if insert.folder is None:
+            return 0
+        removed = 0
+        for chunk in chunks(item.path for item in self._lake.store.list(insert.folder)):
+            known = self._lake.registry.read_with(lambda reader: known_paths(reader, chunk))  # noqa: B023
+            uncounted = [path for path in chunk if path not in known]
+            removed += len(uncounted)
+            if not dry_run and uncounted:
+                self._lake.store.delete(uncounted)
+                for path in uncounted:
+                    self._lake.store.remove_empty_folders(path)
+        return removed
+
+
+def _properties(reader: Reader, table_id: int) -> Mapping[str, str]:
+    row = reader.one(GET_TABLE_BY_ID, table_id)
+    if row is None:
+        return {}
+    found = reader.one(GET_METADATA, table_id, table_from(row).schema_version)
+    return metadata_from(found).properties if found is not None else {}

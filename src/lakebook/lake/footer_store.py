@@ -1,0 +1,156 @@
+"""Footers on their way between files, the registry and readers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from pyarrow.parquet import FileMetaData
+
+from lakebook.errors import CorruptFooter, FooterNotFound
+from lakebook.lake.footers import footer_of_tail, open_footer, upgraded
+from lakebook.lake.lake import Lake
+from lakebook.registry.footers import (
+    FORMAT_VERSION,
+    StoredFooter,
+    footers_of_version,
+    insert_footers,
+    load_footers,
+    load_partition_metadata,
+    replace_footer,
+)
+from lakebook.registry.table_files import files_by_path
+from lakebook.registry.transactions import Transaction
+from lakebook.storage.objects import ObjectStore
+
+# Most footers are smaller, so that one request reads them.
+_TAIL = 64 * 1024
+_READERS = 8
+_UPGRADED_AT_ONCE = 20
+
+
+def read_footer(store: ObjectStore, path: str, size: int) -> bytes:
+    """The footer of a Parquet file, from its end."""
+    if size < 12:
+        raise CorruptFooter("the file is too short to be a Parquet file", on=path)
+    tail = store.read_range(path, max(0, size - _TAIL), min(size, _TAIL))
+    place = footer_of_tail(tail[-8:], size, on=path)
+    if place.length + 8 <= len(tail):
+        return tail[-8 - place.length : -8]
+    return store.read_range(path, place.offset, place.length)
+
+
+def read_footers(store: ObjectStore, files: Sequence[tuple[str, int]]) -> list[bytes]:
+    """The footers of files, by path and size, several at a time."""
+    if len(files) == 1:
+        return [read_footer(store, *files[0])]
+    with ThreadPoolExecutor(_READERS) as pool:
+        return list(pool.map(lambda file: read_footer(store, *file), files))
+
+
+@dataclass(frozen=True)
+class Footer:
+    """A stored footer in the form that readers take."""
+
+    metadata: bytes
+    num_rows: int
+
+    def open(self, path: str) -> FileMetaData:
+        """The footer as PyArrow has it."""
+        return open_footer(self.metadata, on=path)
+
+
+def footers_for(lake: Lake, files: Iterable[tuple[str, int, int]]) -> dict[str, Footer]:
+    """The footers of files (path, size, rows), from memory or from the registry in one query.
+
+    One that is missing while its file exists is read from the file, and the registry is mended.
+    """
+    wanted = {path: (size, rows) for path, size, rows in files}
+    found: dict[str, Footer] = {}
+    for path in wanted:
+        kept = lake.footers.get(path)
+        if kept is not None:
+            found[path] = kept
+    absent = [path for path in wanted if path not in found]
+    if absent:
+        stored = lake.registry.read_with(lambda reader: load_footers(reader, absent))
+        for path in absent:
+            size, rows = wanted[path]
+            record = stored.get(path)
+            footer = _usable(record, rows) if record is not None else _mended(lake, path, size, rows)
+            found[path] = lake.footers.put(path, footer)
+    return found
+
+
+def _usable(record: StoredFooter, rows: int) -> Footer:
+    number = record.num_rows if record.num_rows is not None else rows
+    return Footer(upgraded(record.metadata, record.partition_format_version, number, on=record.file_path), number)
+
+
+def load_footer(lake: Lake, path: str, rows: int | None = None) -> Footer:
+    """The footer of one file in one query; raises `FooterNotFound` when there is none."""
+    record = lake.registry.read_with(lambda reader: load_partition_metadata(reader, path))
+    if record.num_rows is None and rows is None:
+        row = lake.registry.read_with(lambda reader: files_by_path(reader, [path])).get(path)
+        if row is None:
+            raise CorruptFooter("its row count is not known", on=path)
+        rows = int(row["row_count"])
+    return _usable(record, rows or 0)
+
+
+def _mended(lake: Lake, path: str, size: int, rows: int) -> Footer:
+    metadata = read_footer(lake.store, path, size)
+    mend_footer(lake, path, metadata, rows, size)
+    lake.metrics.count_repair("footer")
+    return Footer(metadata, rows)
+
+
+def mend_footer(lake: Lake, path: str, metadata: bytes, rows: int, size: int) -> None:
+    """Store a footer that was lost, if its file still has a row and nobody was faster."""
+
+    def work(transaction: Transaction) -> None:
+        try:
+            load_partition_metadata(transaction, path)
+        except FooterNotFound:
+            row = files_by_path(transaction, [path]).get(path)
+            if row is not None and row["row_count"] == rows and row["file_size"] == size:
+                insert_footers(transaction, [(path, metadata, rows, size)])
+
+    lake.registry.write(work)
+
+
+def upgrade_footers(lake: Lake, progress: Callable[[int], None] = lambda done: None) -> tuple[int, list[str]]:
+    """Turn all footers of format version 1 into version 2; how many, and the paths of those that are broken.
+
+    It can be stopped and run again at any time.
+    """
+    done, broken, after = 0, list[str](), ""
+    while True:
+        start = after
+        page = lake.registry.read_with(lambda reader: footers_of_version(reader, 1, start, _UPGRADED_AT_ONCE))  # noqa: B023 - called at once
+        if not page:
+            return done, broken
+        rows = lake.registry.read_with(lambda reader: files_by_path(reader, [item.file_path for item in page]))  # noqa: B023
+        for record in page:
+            after = record.file_path
+            if _upgrade(lake, record, rows.get(record.file_path, {}).get("row_count")):
+                done += 1
+            else:
+                broken.append(record.file_path)
+        progress(done)
+
+
+def _upgrade(lake: Lake, record: StoredFooter, rows: int | None) -> bool:
+    number = record.num_rows if record.num_rows is not None else rows
+    if number is None:
+        return False
+    try:
+        metadata = upgraded(record.metadata, 1, number, on=record.file_path)
+    except CorruptFooter:
+        return False
+    lake.registry.write(
+        lambda transaction: replace_footer(transaction, record.file_path, 1, metadata, FORMAT_VERSION, number)
+    )
+    lake.footers.drop(record.file_path)
+    return True

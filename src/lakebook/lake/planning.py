@@ -1,0 +1,220 @@
+"""Plans: the files of a version that a predicate can match, from registry rows alone.
+
+The search is driven by the column that leaves the fewest files: its index gives candidates,
+whose other statistics are then looked at. Without such a column the version's files are
+walked through. Of files with several row groups the stored footer says which can match.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from lakebook.iceberg.bounds import ColumnBounds, probe_ranges, sort_key
+from lakebook.iceberg.predicates import parse_where, partition_tests
+from lakebook.iceberg.pruning import column_ranges, compile_may_match
+from lakebook.iceberg.statistics import bounds_of, footer_columns, matching_row_groups
+from lakebook.lake.arrow_schemas import schema_of_file
+from lakebook.lake.footer_store import footers_for
+from lakebook.lake.lake import Lake, TableShape
+from lakebook.lake.measuring import PARQUET
+from lakebook.predicates import Always, Predicate, all_of, fields_of
+from lakebook.registry.file_stats import ColumnStats, files_meeting, stats_of_files
+from lakebook.registry.table_files import (
+    CHUNK,
+    PlannedFile,
+    chunks,
+    planned_by_id,
+    totals_at,
+    unmeasured_files,
+    visible_files,
+)
+from lakebook.registry.tables import TableRecord
+
+# A column that leaves more is no better than walking through the files in order.
+_MOST_CANDIDATES = 20_000
+# One that leaves so few need not be compared with others.
+_FEW = 100
+_MOST_RANGES = 200
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The files of a version that can have rows of a predicate."""
+
+    lake: Lake
+    table: TableRecord
+    version: int
+    shape: TableShape
+    predicate: Predicate
+    #: The files, where they were chosen otherwise than by the predicate.
+    given: tuple[PlannedFile, ...] | None = None
+
+    @property
+    def schema(self) -> Any:
+        """The schema the rows are read with."""
+        return self.shape.schema
+
+    def __iter__(self) -> Iterator[PlannedFile]:
+        """The files one after the other, in bounded memory."""
+        if self.given is not None:
+            yield from self.given
+            return
+        key = (self.table.id, self.version, self.predicate)
+        kept: tuple[PlannedFile, ...] | None = self.lake.plans.get(key)
+        if kept is not None:
+            yield from kept
+            return
+        found: list[PlannedFile] | None = []
+        for file in _search(self):
+            if found is not None:
+                found.append(file)
+                if len(found) > self.lake.settings.cache_planned_files:
+                    found = None
+            yield file
+        if found is not None:
+            self.lake.plans.put(key, tuple(found))
+
+    @cached_property
+    def files(self) -> tuple[PlannedFile, ...]:
+        """All files."""
+        return tuple(self)
+
+    @property
+    def paths(self) -> list[str]:
+        """The paths of all files, in the form that other engines open."""
+        return [self.lake.store.uri(file.file_path) for file in self.files]
+
+    @property
+    def row_count(self) -> int:
+        """The rows of all files; more than match, unless there is no predicate."""
+        return sum(file.row_count for file in self.files)
+
+    @property
+    def total_size(self) -> int:
+        """The bytes of all files."""
+        return sum(file.file_size for file in self.files)
+
+
+def make_plan(lake: Lake, table: TableRecord, version: int, schema_version: int, where: Any) -> Plan:
+    """A plan of a version that the caller has pinned."""
+    shape = lake.shape_of(table, schema_version)
+    return Plan(lake, table, version, shape, parse_where(where, shape.schema))
+
+
+def count_at(lake: Lake, table: TableRecord, version: int) -> int:
+    """The number of rows of a version."""
+    return lake.registry.read_with(lambda reader: totals_at(reader, table.id, version))[0]
+
+
+def _search(plan: Plan) -> Iterator[PlannedFile]:
+    predicate = plan.predicate
+    if isinstance(predicate, Always):
+        if predicate.value:
+            yield from _all_files(plan)
+        return
+    whole = all_of([predicate, partition_tests(predicate, plan.shape.spec, plan.schema)])
+    candidates = _driven(plan, whole) if plan.table.format == PARQUET else None
+    files = _by_ids(plan, candidates) if candidates is not None else _all_files(plan)
+    matching = compile_may_match(whole)
+    fields = sorted(fields_of(whole))
+    for chunk in chunks(files):
+        kept = list(_matching(plan, chunk, matching, fields))
+        yield from _with_row_groups(plan, kept, compile_may_match(predicate))
+
+
+def _all_files(plan: Plan) -> Iterator[PlannedFile]:
+    after = 0
+    while True:
+        start = after
+        page = plan.lake.registry.read_with(
+            lambda reader: visible_files(reader, plan.table.id, plan.version, start, CHUNK)  # noqa: B023 - called at once
+        )
+        yield from page
+        if len(page) < CHUNK:
+            return
+        after = page[-1].id
+
+
+def _by_ids(plan: Plan, ids: Sequence[int]) -> Iterator[PlannedFile]:
+    for chunk in chunks(ids):
+        yield from plan.lake.registry.read_with(lambda reader: planned_by_id(reader, plan.table.id, chunk))  # noqa: B023
+
+
+def _driven(plan: Plan, predicate: Predicate) -> list[int] | None:
+    """Ids of the candidates by the column that leaves the fewest; none if no column leaves few."""
+    best: list[int] | None = None
+    for field_id, (kind, ranges) in column_ranges(predicate).items():
+        if len(ranges) > _MOST_RANGES:
+            continue
+        most = _MOST_CANDIDATES if best is None else len(best)
+        found = _candidates(plan, field_id, kind, ranges, most)
+        if found is not None and (best is None or len(found) < len(best)):
+            best = sorted(found)
+            if len(best) <= _FEW:
+                break
+    return best
+
+
+def _candidates(
+    plan: Plan, field_id: int, kind: str, ranges: Sequence[tuple[bytes | None, bytes | None]], most: int
+) -> set[int] | None:
+    table_id, version = plan.table.id, plan.version
+    found: set[int] = set()
+    for low, high in ranges:
+        probes = probe_ranges(
+            None if low is None else sort_key(kind, low), None if high is None else sort_key(kind, high)
+        )
+        found.update(
+            plan.lake.registry.read_with(
+                lambda reader: files_meeting(reader, table_id, field_id, version, probes, low, high, most + 1)  # noqa: B023
+            )
+        )
+        if len(found) > most:
+            return None
+    # Files without statistics may match whatever is asked.
+    found.update(plan.lake.registry.read_with(lambda reader: unmeasured_files(reader, table_id, version, most + 1)))
+    return found if len(found) <= most else None
+
+
+def _matching(
+    plan: Plan, files: Sequence[PlannedFile], matching: Callable[..., bool], fields: Sequence[int]
+) -> Iterator[PlannedFile]:
+    ids = sorted(file.id for file in files)
+    stats = plan.lake.registry.read_with(lambda reader: stats_of_files(reader, plan.table.id, ids, fields))
+    for file in files:
+        if matching(known_bounds(file, stats)):
+            yield file
+
+
+def known_bounds(file: PlannedFile, stats: dict[tuple[int, int], ColumnStats]) -> Callable[[int], ColumnBounds | None]:
+    """What is known of a file's columns."""
+
+    def of(field_id: int) -> ColumnBounds | None:
+        found = bounds_of(stats.get((file.id, field_id)))
+        if found is None and file.has_statistics and field_id > 0:
+            # The file is older than the column: nothing but nulls.
+            return ColumnBounds(None, None, file.row_count, file.row_count, 0)
+        return found
+
+    return of
+
+
+def _with_row_groups(plan: Plan, files: Sequence[PlannedFile], matching: Callable[..., bool]) -> Iterator[PlannedFile]:
+    several = [file for file in files if file.row_group_count > 1 and file.file_type == PARQUET]
+    footers = footers_for(plan.lake, ((file.file_path, file.file_size, file.row_count) for file in several))
+    for file in files:
+        footer = footers.get(file.file_path)
+        if footer is None:
+            yield file
+            continue
+        opened = footer.open(file.file_path)
+        columns = footer_columns(opened, schema_of_file(plan.lake, plan.table, file, opened))
+        if columns is None:
+            yield file
+            continue
+        groups = matching_row_groups(columns, matching)
+        if groups:
+            yield file if len(groups) == file.row_group_count else replace(file, row_groups=groups)

@@ -1,0 +1,104 @@
+"""The thread of a process that renews what it holds: leases of readers, inserts at work."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING
+
+from lakebook.errors import BookClosed, LakebookError
+from lakebook.registry.inserts import renew_insert
+from lakebook.registry.leases import renew_leases
+from lakebook.registry.registry import Registry
+from lakebook.registry.transactions import Transaction
+
+if TYPE_CHECKING:
+    from lakebook.lake.leasing import Lease
+
+
+class Renewals:
+    """Renews leases and inserts in the background, three times in their time."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._leases: dict[str, Lease] = {}
+        self._inserts: set[str] = set()
+        self._thread: threading.Thread | None = None
+        self._process = os.getpid()
+        self._closed = False
+
+    def hold_lease(self, lease: Lease) -> None:
+        """Renew a lease from now on."""
+        with self._lock:
+            self._leases[lease.id] = lease
+        self._start()
+
+    def hold_insert(self, commit_id: str) -> None:
+        """Say from time to time that an insert is at work."""
+        with self._lock:
+            self._inserts.add(commit_id)
+        self._start()
+
+    def let_go(self, held: str) -> None:
+        """Renew a lease or an insert no more."""
+        with self._lock:
+            self._leases.pop(held, None)
+            self._inserts.discard(held)
+
+    def leases(self) -> list[Lease]:
+        """The leases that this process holds."""
+        with self._lock:
+            return list(self._leases.values()) if self._process == os.getpid() else []
+
+    def close(self) -> None:
+        """Stop the thread."""
+        self._closed = True
+        self._wake.set()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread() and self._process == os.getpid():
+            thread.join()
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._process != os.getpid():
+                # After a fork the thread is the parent's, and so are its leases.
+                self._process, self._thread = os.getpid(), None
+                self._wake = threading.Event()
+            if self._closed or (self._thread is not None and self._thread.is_alive()):
+                return
+            self._thread = threading.Thread(target=self._run, name="lakebook-renewals", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        settings = self._registry.settings
+        pause = min(settings.lease_seconds, settings.insert_alive) / 3
+        while not self._wake.wait(pause):
+            try:
+                self.renew()
+            except BookClosed:
+                return
+            except LakebookError:
+                # The registry does not answer: tried again in a while, before the leases run out if it can be.
+                continue
+
+    def renew(self) -> None:
+        """Renew all that is held, now."""
+        settings = self._registry.settings
+        now = self._registry.clock.now_ms()
+        with self._lock:
+            leases = {lease.id: lease for lease in self._leases.values() if lease.may_be_renewed(now)}
+            inserts = sorted(self._inserts)
+        if not leases and not inserts:
+            return
+
+        def work(transaction: Transaction) -> set[str]:
+            for commit_id in inserts:
+                renew_insert(transaction, commit_id, settings.insert_alive)
+            return renew_leases(transaction, sorted(leases), settings.lease_seconds) if leases else set()
+
+        held = self._registry.write(work)
+        for lease_id, lease in leases.items():
+            if lease_id not in held:
+                lease.note_lost()

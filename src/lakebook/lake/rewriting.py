@@ -1,0 +1,197 @@
+"""Overwriting, deleting and replacing: the same transaction as an insert, which also ends files.
+
+A change works on the files of one version. It conflicts with another only if that one has
+ended a file it works on; then nothing happens and the error says that it can be repeated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from lakebook.errors import InvalidInput, InvalidTable, SparkUnsuitable
+from lakebook.iceberg.pruning import compile_must_match
+from lakebook.lake.attempts import Attempt
+from lakebook.lake.inserting import (
+    InsertReport,
+    Steps,
+    check_properties,
+    insert_data,
+    nothing_done,
+    one_clear_error,
+    report,
+)
+from lakebook.lake.lake import Lake
+from lakebook.lake.leasing import Lease, acquire
+from lakebook.lake.planning import Plan, known_bounds, make_plan
+from lakebook.lake.reading import read_frame
+from lakebook.predicates import Always, fields_of
+from lakebook.registry.file_stats import stats_of_files
+from lakebook.registry.table_files import NewFile, PlannedFile, TableChange, chunks, files_by_path
+from lakebook.registry.tables import TableRecord
+from lakebook.spark import frames
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def overwrite(
+    lake: Lake,
+    table: TableRecord,
+    frame: DataFrame,
+    where: Any = None,
+    partition: Mapping[str, Any] | None = None,
+    properties: Mapping[str, str] | None = None,
+) -> InsertReport:
+    """Replace the rows of a predicate, of a partition, or all, by those of a frame."""
+    if where is not None and partition is not None:
+        raise InvalidInput("a predicate and a partition were given; only one can be", on=table.shown)
+    summary = check_properties(properties)
+    steps = Steps(lake)
+    with one_clear_error(table), acquire(lake, table) as lease, Attempt(lake, table) as attempt:
+        plan = make_plan(lake, table, lease.version, lease.schema_version, where)
+        whole, partly = _of_partition(plan, partition) if partition is not None else _split(plan)
+        rest = _remaining(frames.session_of(frame), plan, partly, lease)
+        files = insert_data(lake, table, attempt, frame if rest is None else frames.together(frame, rest), steps)
+        if partition is not None:
+            _require_partition(table, files, partition)
+        if not files and not whole and not partly:
+            return nothing_done(table, "overwrite", attempt.commit_id, steps)
+        change = TableChange("overwrite", files, [file.id for file in (*whole, *partly)], summary)
+        with steps.step("commit"):
+            committed = attempt.commit(change)
+        return report(lake, table, attempt, change, committed, steps)
+
+
+def delete(
+    lake: Lake,
+    table: TableRecord,
+    where: Any,
+    spark: SparkSession | None = None,
+    properties: Mapping[str, str] | None = None,
+) -> InsertReport:
+    """Delete the rows of a predicate. Files of which only some rows match are rewritten on Spark."""
+    summary = check_properties(properties)
+    steps = Steps(lake)
+    with one_clear_error(table), acquire(lake, table) as lease, Attempt(lake, table) as attempt:
+        plan = make_plan(lake, table, lease.version, lease.schema_version, where)
+        whole, partly = _split(plan)
+        files: list[NewFile] = []
+        if partly:
+            if spark is None:
+                raise SparkUnsuitable(
+                    f"{len(partly)} files match only in part and have to be rewritten, which needs Spark",
+                    on=table.shown,
+                    remedy="Give spark=",
+                )
+            rest = _remaining(spark, plan, partly, lease)
+            assert rest is not None
+            files = insert_data(lake, table, attempt, rest, steps)
+            # Nothing matched in the end: leave the files as they are.
+            if sum(file.row_count for file in files) == sum(file.row_count for file in partly):
+                partly, files = [], []
+                lake.store.delete_folder(attempt.folder)
+        if not whole and not partly:
+            return nothing_done(table, "delete", attempt.commit_id, steps)
+        change = TableChange(
+            "delete" if not files else "overwrite", files, [file.id for file in (*whole, *partly)], summary
+        )
+        with steps.step("commit"):
+            committed = attempt.commit(change)
+        return report(lake, table, attempt, change, committed, steps)
+
+
+def replace(
+    lake: Lake,
+    table: TableRecord,
+    paths: Iterable[str],
+    frame: DataFrame,
+    properties: Mapping[str, str] | None = None,
+) -> InsertReport:
+    """Replace files by the same rows in other files, as a compaction does."""
+    summary = check_properties(properties)
+    steps = Steps(lake)
+    wanted = list(dict.fromkeys(paths))
+    with one_clear_error(table), Attempt(lake, table) as attempt:
+        rows = lake.registry.read_with(lambda reader: files_by_path(reader, wanted))
+        strange = [path for path in wanted if path not in rows or rows[path]["table_id"] != table.id]
+        if strange or not wanted:
+            raise InvalidInput(
+                f"the table has no file {strange[0]!r}" if strange else "no file was named", on=table.shown
+            )
+        files = insert_data(lake, table, attempt, frame, steps)
+        before, after = (
+            sum(row["row_count"] for row in rows.values()),
+            sum(file.row_count for file in files),
+        )
+        if before != after:
+            raise InvalidTable(
+                f"the files have {before} rows and their replacement {after}",
+                on=table.shown,
+                remedy="A replacement changes no rows; use overwrite",
+            )
+        change = TableChange("replace", files, [row["id"] for row in rows.values()], summary)
+        with steps.step("commit"):
+            committed = attempt.commit(change)
+        return report(lake, table, attempt, change, committed, steps)
+
+
+def _split(plan: Plan) -> tuple[list[PlannedFile], list[PlannedFile]]:
+    """The files of which every row matches, and those of which some may."""
+    predicate = plan.predicate
+    if isinstance(predicate, Always):
+        return list(plan), []
+    certain = compile_must_match(predicate)
+    fields = sorted(fields_of(predicate))
+    whole: list[PlannedFile] = []
+    partly: list[PlannedFile] = []
+    for chunk in chunks(plan):
+        ids = sorted(file.id for file in chunk)
+        stats = plan.lake.registry.read_with(lambda reader: stats_of_files(reader, plan.table.id, ids, fields))  # noqa: B023
+        for file in chunk:
+            (whole if certain(known_bounds(file, stats)) else partly).append(file)
+    return whole, partly
+
+
+def _remaining(spark: SparkSession, plan: Plan, files: Sequence[PlannedFile], lease: Lease) -> DataFrame | None:
+    """The rows of partly matching files that stay."""
+    if not files:
+        return None
+    # Whole files: a row group that cannot match is one whose rows all stay.
+    every = dataclasses.replace(plan, predicate=Always(True), given=tuple(files))
+    return frames.not_matching(read_frame(spark, every, lease), plan.predicate)
+
+
+def _of_partition(plan: Plan, partition: Mapping[str, Any]) -> tuple[list[PlannedFile], list[PlannedFile]]:
+    names = [field.name for field in plan.shape.spec.fields]
+    unknown = [name for name in partition if name not in names]
+    if unknown or not partition:
+        raise InvalidInput(
+            f"it is not partitioned by {unknown!r}" if unknown else "no partition was named",
+            on=plan.table.shown,
+            remedy=f"Its partition fields are {names!r}",
+        )
+    return [file for file in plan if _in_partition(file.partition_path, partition)], []
+
+
+def _in_partition(path: str, partition: Mapping[str, Any]) -> bool:
+    values = dict(part.partition("=")[::2] for part in path.split("/"))
+    return all(unquote(values.get(name, "")) == _shown_value(value) for name, value in partition.items())
+
+
+def _shown_value(value: Any) -> str:
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _require_partition(table: TableRecord, files: Sequence[NewFile], partition: Mapping[str, Any]) -> None:
+    for file in files:
+        if not _in_partition(file.partition_path, partition):
+            raise InvalidInput(
+                f"rows of the partition {file.partition_path} are among those for another",
+                on=table.shown,
+                remedy="Filter the frame, or overwrite by a predicate",
+            )

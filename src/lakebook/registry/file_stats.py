@@ -1,0 +1,234 @@
+"""Column statistics of files, and the indexed search for the files a predicate can match.
+
+Bounds are stored in a form whose byte order is the order of the values. To find the
+intervals that meet a range without walking through all of them, every row also carries
+the order key of its lower bound and the class of its width (a power of two): within one
+class a range of keys finds all of them, so a search is a handful of index ranges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+import sqlalchemy as sa
+
+from lakebook.registry import schema
+from lakebook.registry.statements import POSTGRESQL, SQLITE, ZERO, Statement, among, bind, insert_into, wanted
+from lakebook.registry.transactions import Reader, Row, Transaction
+
+_s = schema.file_column_stats.c
+_f = schema.table_files.c
+
+INSERT_STATS = insert_into(schema.file_column_stats)
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnStats:
+    """What is known of one column in one file; none: not known."""
+
+    field_id: int
+    lower: bytes | None
+    upper: bytes | None
+    is_exact: bool
+    value_count: int | None
+    null_count: int | None
+    nan_count: int | None
+    column_size: int | None
+    width: int
+    low_key: int
+
+
+def insert_stats(transaction: Transaction, table_id: int, files: Iterable[tuple[int, Sequence[ColumnStats]]]) -> None:
+    """Store the statistics of files."""
+    rows = [
+        (
+            table_id,
+            file_id,
+            stats.field_id,
+            stats.lower,
+            stats.upper,
+            stats.is_exact,
+            stats.value_count,
+            stats.null_count,
+            stats.nan_count,
+            stats.column_size,
+            stats.width,
+            stats.low_key,
+        )
+        for file_id, columns in files
+        for stats in columns
+    ]
+    transaction.insert_many(INSERT_STATS, rows)
+
+
+def _stats_among(database: str) -> sa.Select[Any]:
+    return sa.select(schema.file_column_stats).where(
+        _s.table_id == bind("of_table"),
+        _s.file_id >= bind("first"),
+        _s.file_id <= bind("last"),
+        among(_s.field_id, "fields", database),
+    )
+
+
+STATS_BETWEEN = Statement(
+    _stats_among(SQLITE), "of_table", "first", "last", "fields", postgresql=_stats_among(POSTGRESQL)
+)
+
+
+def _stats_of(database: str) -> sa.Select[Any]:
+    return sa.select(schema.file_column_stats).where(
+        _s.table_id == bind("of_table"), among(_s.file_id, "files", database), among(_s.field_id, "fields", database)
+    )
+
+
+STATS_OF = Statement(_stats_of(SQLITE), "of_table", "files", "fields", postgresql=_stats_of(POSTGRESQL))
+
+
+def _deleting(database: str) -> sa.Delete:
+    return sa.delete(schema.file_column_stats).where(
+        _s.table_id == bind("of_table"), among(_s.file_id, "files", database)
+    )
+
+
+DELETE_STATS = Statement(_deleting(SQLITE), "of_table", "files", postgresql=_deleting(POSTGRESQL))
+DELETE_STATS_BETWEEN = Statement(
+    sa.delete(schema.file_column_stats).where(
+        _s.table_id == bind("of_table"), _s.file_id >= bind("first"), _s.file_id <= bind("last")
+    ),
+    "of_table",
+    "first",
+    "last",
+)
+
+
+def _meeting(database: str, *, open_above: bool, limited: bool) -> sa.Select[Any]:
+    """Ids of files whose interval of a column meets a range, and which a version shows."""
+    probes, (width, low, high) = wanted("probes", database, sa.Integer, sa.BigInteger, sa.BigInteger)
+    conditions = [
+        _s.table_id == bind("of_table"),
+        _s.field_id == bind("of_field"),
+        # The class of intervals without an end: unknown bounds, or NaN among the values.
+        sa.or_(_s.width == sa.literal_column("65"), _s.upper_bound >= bind("range_low")),
+        _f.from_version <= bind("at_version"),
+        sa.or_(_f.to_version.is_(None), _f.to_version > bind("at_version")),
+    ]
+    if not open_above:
+        conditions.append(sa.or_(_s.lower_bound.is_(None), _s.lower_bound <= bind("range_high")))
+    source = probes.join(
+        schema.file_column_stats,
+        sa.and_(
+            _s.table_id == bind("of_table"),
+            _s.field_id == bind("of_field"),
+            _s.width == width,
+            _s.low_key >= low,
+            _s.low_key <= high,
+        ),
+    ).join(schema.table_files, sa.and_(_f.table_id == _s.table_id, _f.id == _s.file_id))
+    clause = sa.select(_f.id).select_from(source).where(*conditions)
+    return clause.limit(bind("most", sa.Integer)) if limited else clause
+
+
+def _meeting_statement(*, open_above: bool) -> Statement:
+    names = ["of_table", "of_field", "at_version", "probes", "range_low"]
+    if not open_above:
+        names.append("range_high")
+
+    clauses = [
+        _meeting(database, open_above=open_above, limited=True).offset(ZERO) for database in (SQLITE, POSTGRESQL)
+    ]
+    return Statement(clauses[0], *names, "most", postgresql=clauses[1])
+
+
+FILES_MEETING = _meeting_statement(open_above=False)
+FILES_MEETING_ABOVE = _meeting_statement(open_above=True)
+
+
+def files_meeting(
+    reader: Reader,
+    table_id: int,
+    field_id: int,
+    version: int,
+    probes: Sequence[tuple[int, int, int]],
+    low: bytes | None,
+    high: bytes | None,
+    most: int,
+) -> list[int]:
+    """Ids of a version's files whose interval of a column meets a range; at most that many."""
+    given = (table_id, field_id, version, orjson.dumps(probes).decode(), low or b"")
+    if high is None:
+        rows = reader.all(FILES_MEETING_ABOVE, *given, most)
+    else:
+        rows = reader.all(FILES_MEETING, *given, high, most)
+    return [int(row[0]) for row in rows]
+
+
+def _stats_from(row: Row) -> tuple[int, ColumnStats]:
+    _, file_id, field_id, lower, upper, exact, *rest = row
+    return file_id, ColumnStats(field_id, lower, upper, bool(exact), *rest)
+
+
+def stats_of_files(
+    reader: Reader, table_id: int, files: Sequence[int], fields: Sequence[int]
+) -> dict[tuple[int, int], ColumnStats]:
+    """Statistics by file and field, for a chunk of files in the order of their ids."""
+    if not files:
+        return {}
+    if files[-1] - files[0] < 2 * len(files):
+        rows = reader.all(STATS_BETWEEN, table_id, files[0], files[-1], reader.listed(fields))
+    else:
+        rows = reader.all(STATS_OF, table_id, reader.listed(files), reader.listed(fields))
+    return {(file_id, stats.field_id): stats for file_id, stats in map(_stats_from, rows)}
+
+
+_at = sa.and_(
+    _f.table_id == bind("of_table"),
+    _f.from_version <= bind("at_version"),
+    sa.or_(_f.to_version.is_(None), _f.to_version > bind("at_version")),
+)
+_mine = sa.and_(_s.table_id == _f.table_id, _s.file_id == _f.id, _s.field_id == bind("of_field"))
+# A file without statistics, or whose bounds were cut, leaves the answer to the files. One that is
+# older than the column has statistics, but no row for it: it has only nulls.
+UNKNOWN_EXTREMES = Statement(
+    sa.select(sa.func.count(_f.id))
+    .select_from(schema.table_files.outerjoin(schema.file_column_stats, _mine))
+    .where(
+        _at,
+        sa.or_(
+            sa.not_(_f.has_statistics),
+            sa.and_(_s.is_exact.is_not(None), sa.not_(_s.is_exact)),
+            sa.and_(
+                sa.literal_column("1") == bind("has_nan", sa.Integer),
+                _s.is_exact.is_not(None),
+                sa.or_(_s.nan_count.is_(None), _s.nan_count > sa.literal_column("0")),
+                sa.or_(_s.null_count.is_(None), _s.value_count.is_(None), _s.null_count < _s.value_count),
+            ),
+        ),
+    ),
+    "of_table",
+    "at_version",
+    "of_field",
+    "has_nan",
+)
+EXTREMES = Statement(
+    sa.select(sa.func.min(_s.lower_bound), sa.func.max(_s.upper_bound))
+    .select_from(schema.table_files.join(schema.file_column_stats, _mine))
+    .where(_at),
+    "of_table",
+    "at_version",
+    "of_field",
+)
+
+
+def extremes_of(
+    reader: Reader, table_id: int, version: int, field_id: int, *, has_nan: bool
+) -> tuple[bytes | None, bytes | None] | None:
+    """The least and the largest bound of a column in a version; none unless all are exact."""
+    unknown = reader.one(UNKNOWN_EXTREMES, table_id, version, field_id, int(has_nan))
+    if unknown is None or unknown[0]:
+        return None
+    row = reader.one(EXTREMES, table_id, version, field_id)
+    assert row is not None
+    return row[0], row[1]

@@ -1,0 +1,147 @@
+"""Inserts: one row per attempt to change a table's files, beside its commit row.
+
+The row names the folder the attempt writes into. It stays after the commit is settled,
+until a sweep has found the folder quiet. While the attempt is at work it says so from
+time to time; one that has not for long is fenced by its commit row, never guessed dead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from lakebook.registry import schema
+from lakebook.registry.commits import open_commit_row
+from lakebook.registry.statements import POSTGRESQL, SQLITE, ZERO, Statement, among, bind, insert_into
+from lakebook.registry.transactions import Reader, Transaction
+
+INSERT = "insert"
+
+_i = schema.inserts.c
+_c = schema.commits.c
+
+INSERT_INSERT = insert_into(schema.inserts)
+RENEW_INSERT = Statement(
+    sa.update(schema.inserts).where(_i.commit_id == bind("of_commit")).values(alive_until=bind("until")),
+    "until",
+    "of_commit",
+)
+NOTE_IDS = Statement(
+    sa.update(schema.inserts)
+    .where(_i.commit_id == bind("of_commit"))
+    .values(first_file_id=bind("first"), last_file_id=bind("last")),
+    "first",
+    "last",
+    "of_commit",
+)
+_joined = schema.inserts.outerjoin(schema.commits, _c.id == _i.commit_id)
+# Open ones whose attempt has been silent, and finished ones whose folder has not been swept quiet.
+TO_SWEEP = Statement(
+    sa.select(
+        _i.commit_id,
+        _i.table_id,
+        _i.folder,
+        _i.first_file_id,
+        _i.last_file_id,
+        _c.state,
+        _c.finished_at,
+        _i.opened_at,
+        _i.swept_at,
+    )
+    .select_from(_joined)
+    .where(
+        _i.commit_id > bind("after"),
+        sa.or_(
+            sa.and_(_c.state == "open", _i.alive_until <= bind("silent_since")),
+            sa.and_(
+                sa.or_(_c.state.is_(None), _c.state != "open"),
+                sa.or_(_i.swept_at.is_(None), _i.swept_at <= bind("swept_before")),
+            ),
+        ),
+    )
+    .order_by(_i.commit_id)
+    .limit(bind("most", sa.Integer))
+    .offset(ZERO),
+    "after",
+    "silent_since",
+    "swept_before",
+    "most",
+)
+EVERY_INSERT = Statement(
+    sa.select(_i.commit_id, _i.table_id, _i.folder, _c.state, _i.alive_until)
+    .select_from(_joined)
+    .where(_i.commit_id > bind("after"))
+    .order_by(_i.commit_id)
+    .limit(bind("most", sa.Integer))
+    .offset(ZERO),
+    "after",
+    "most",
+)
+NOTE_SWEPT = Statement(
+    sa.update(schema.inserts).where(_i.commit_id == bind("of_commit")).values(swept_at=bind("now")),
+    "now",
+    "of_commit",
+)
+FORGET_INSERT = Statement(sa.delete(schema.inserts).where(_i.commit_id == bind("of_commit")), "of_commit")
+_p = schema.partition_metadata.c
+_files = schema.table_files.c
+
+
+def _deleting_footers() -> sa.Delete:
+    # Only those that no file row has: a staged footer of an attempt that never committed.
+    return sa.delete(schema.partition_metadata).where(
+        _p.file_path >= bind("from_path"),
+        _p.file_path < bind("to_path"),
+        _p.file_path.not_in(
+            sa.select(_files.file_path).where(_files.file_path >= bind("from_path"), _files.file_path < bind("to_path"))
+        ),
+    )
+
+
+DELETE_STAGED_FOOTERS = Statement(_deleting_footers(), "from_path", "to_path")
+
+
+def _known(database: str) -> sa.Select[Any]:
+    return sa.select(_files.file_path).where(among(_files.file_path, "paths", database))
+
+
+KNOWN_PATHS = Statement(_known(SQLITE), "paths", postgresql=_known(POSTGRESQL))
+
+
+@dataclass(frozen=True)
+class UnsweptInsert:
+    """An attempt whose folder may hold something that does not count."""
+
+    commit_id: str
+    table_id: int
+    folder: str | None
+    first_file_id: int | None
+    last_file_id: int | None
+    state: str | None
+    finished_at: int | None
+    opened_at: int
+    swept_at: int | None
+
+
+def open_insert(transaction: Transaction, commit_id: str, table_id: int, folder: str | None, alive: float) -> None:
+    """Open the commit row of an attempt, and name its folder."""
+    open_commit_row(transaction, commit_id, INSERT)
+    now = transaction.clock.now_ms()
+    transaction.run(INSERT_INSERT, commit_id, table_id, folder, None, None, now, now + round(alive * 1000), None)
+
+
+def renew_insert(transaction: Transaction, commit_id: str, alive: float) -> None:
+    """Say that an attempt is still at work."""
+    transaction.run(RENEW_INSERT, transaction.clock.now_ms() + round(alive * 1000), commit_id)
+
+
+def unswept_inserts(reader: Reader, after: str, silent_since: int, swept_before: int, most: int) -> list[UnsweptInsert]:
+    """Attempts to look at, in the order of their ids."""
+    return [UnsweptInsert(*row) for row in reader.all(TO_SWEEP, after, silent_since, swept_before, most)]
+
+
+def known_paths(reader: Reader, paths: list[str]) -> set[str]:
+    """Which of these paths a table has."""
+    return {row[0] for row in reader.all(KNOWN_PATHS, reader.listed(paths))}

@@ -1,0 +1,440 @@
+"""The files of a table: the one transaction that changes them, and reading them back.
+
+A file is visible in the versions from_version <= v < to_version. A change adds files,
+ends the intervals of others, adds up the totals in SQL, and makes one new version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import islice
+from typing import Any, TypeVar
+
+import orjson
+import sqlalchemy as sa
+
+from lakebook import failpoints
+from lakebook.clock import to_datetime, to_ms
+from lakebook.errors import FilesChanged, PathInUse, RegistryCorrupt
+from lakebook.registry import schema
+from lakebook.registry.changes import insert_rows, row_of
+from lakebook.registry.file_stats import ColumnStats, insert_stats
+from lakebook.registry.footers import insert_footers
+from lakebook.registry.statements import ONE, POSTGRESQL, SQLITE, ZERO, Statement, among, bind
+from lakebook.registry.tables import TableRecord, captured_update, locked_table, record_version
+from lakebook.registry.temporary_files import FILES_AMONG
+from lakebook.registry.transactions import Reader, Row, Transaction
+
+#: Rows that one statement names or returns at most.
+CHUNK = 1000
+
+T = TypeVar("T")
+
+_t = schema.tables.c
+_f = schema.table_files.c
+_s = schema.table_stats.c
+
+ADD_TO_TABLE = Statement(
+    sa.update(schema.tables)
+    .where(_t.id == bind("of_table"))
+    .values(
+        version=_t.version + ONE,
+        row_count=_t.row_count + bind("rows"),
+        file_count=_t.file_count + bind("files"),
+        total_size=_t.total_size + bind("size"),
+        last_file_id=_t.last_file_id + bind("ids"),
+        last_modified=bind("now"),
+        updated_at=bind("now"),
+    )
+    .returning(*schema.tables.columns),
+    "rows",
+    "files",
+    "size",
+    "ids",
+    "now",
+    "of_table",
+)
+RESERVE_IDS = Statement(
+    sa.update(schema.tables)
+    .where(_t.id == bind("of_table"))
+    .values(last_file_id=_t.last_file_id + bind("ids"), updated_at=bind("now"))
+    .returning(*schema.tables.columns),
+    "ids",
+    "now",
+    "of_table",
+)
+STATS_ROW = Statement(sa.select(schema.table_stats).where(_s.table_id == bind("of_table")), "of_table")
+ADD_TO_STATS = Statement(
+    sa.update(schema.table_stats)
+    .where(_s.table_id == bind("of_table"))
+    .values(
+        row_count=_s.row_count + bind("rows"),
+        file_count=_s.file_count + bind("files"),
+        total_size=_s.total_size + bind("size"),
+        last_modified=bind("now"),
+        updated_at=bind("now"),
+    )
+    .returning(*schema.table_stats.columns),
+    "rows",
+    "files",
+    "size",
+    "now",
+    "of_table",
+)
+
+
+def _among(column: sa.ColumnElement[Any], *where: sa.ColumnElement[bool]) -> tuple[Any, Any]:
+    clauses = [
+        sa.select(schema.table_files).where(*where, among(column, "wanted_ones", database)).order_by(_f.id)
+        for database in (SQLITE, POSTGRESQL)
+    ]
+    return clauses[0], clauses[1]
+
+
+_by_id, _by_id_pg = _among(_f.id, _f.table_id == bind("of_table"))
+FILES_BY_ID = Statement(_by_id, "of_table", "wanted_ones", postgresql=_by_id_pg)
+_by_path, _by_path_pg = _among(_f.file_path)
+FILES_BY_PATH = Statement(_by_path, "wanted_ones", postgresql=_by_path_pg)
+
+
+def _ending(database: str) -> sa.Update:
+    return (
+        sa.update(schema.table_files)
+        .where(_f.table_id == bind("of_table"), _f.to_version.is_(None), among(_f.id, "wanted_ones", database))
+        .values(to_version=bind("ending"))
+    )
+
+
+END_FILES = Statement(_ending(SQLITE), "ending", "of_table", "wanted_ones", postgresql=_ending(POSTGRESQL))
+_visible = sa.and_(
+    _f.from_version <= bind("at_version"),
+    sa.or_(_f.to_version.is_(None), _f.to_version > bind("at_version")),
+)
+#: What a plan needs to know of a file.
+PLANNED = (
+    _f.id,
+    _f.file_path,
+    _f.file_size,
+    _f.file_type,
+    _f.row_count,
+    _f.row_groups,
+    _f.checksum,
+    _f.schema_version,
+    _f.has_field_ids,
+    _f.has_statistics,
+    _f.spec_id,
+    _f.partition_path,
+    _f.partition_values,
+)
+VISIBLE_FILES = Statement(
+    sa.select(*PLANNED)
+    .where(_f.table_id == bind("of_table"), _f.id > bind("after"), _visible)
+    .order_by(_f.id)
+    .limit(bind("most", sa.Integer))
+    .offset(ZERO),
+    "of_table",
+    "after",
+    "at_version",
+    "most",
+)
+_planned_by_id, _planned_by_id_pg = (
+    sa.select(*PLANNED).where(_f.table_id == bind("of_table"), among(_f.id, "wanted_ones", database)).order_by(_f.id)
+    for database in (SQLITE, POSTGRESQL)
+)
+PLANNED_BY_ID = Statement(_planned_by_id, "of_table", "wanted_ones", postgresql=_planned_by_id_pg)
+UNMEASURED_FILES = Statement(
+    sa.select(_f.id)
+    .where(_f.table_id == bind("of_table"), sa.not_(_f.has_statistics), _visible)
+    .limit(bind("most", sa.Integer))
+    .offset(ZERO),
+    "of_table",
+    "at_version",
+    "most",
+)
+TOTALS_AT = Statement(
+    sa.select(
+        sa.func.coalesce(sa.func.sum(_f.row_count), ZERO),
+        sa.func.count(_f.id),
+        sa.func.coalesce(sa.func.sum(_f.file_size), ZERO),
+    ).where(_f.table_id == bind("of_table"), _visible),
+    "of_table",
+    "at_version",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NewFile:
+    """A file that a change adds: measured, never estimated."""
+
+    file_path: str
+    file_size: int
+    file_type: str
+    row_count: int
+    checksum: str
+    schema_version: int
+    modified_at: datetime
+    row_groups: int = 0
+    is_compressed: bool = False
+    partition_path: str = ""
+    partition_values: str = "[]"
+    spec_id: int = 0
+    has_field_ids: bool = True
+    #: Whether there is a row of statistics for every plain column of its schema version.
+    has_statistics: bool = False
+    stats: tuple[ColumnStats, ...] = ()
+    footer: bytes | None = None
+
+
+@dataclass(frozen=True)
+class TableChange:
+    """Files to add and to end, in one version."""
+
+    operation: str
+    added: Sequence[NewFile] = ()
+    removed: Sequence[int] = ()
+    summary: Mapping[str, str] = field(default_factory=dict)
+    #: The first of the ids under which footers and statistics were staged beforehand.
+    first_staged_id: int | None = None
+
+
+@dataclass(frozen=True)
+class Committed:
+    """A change that has become a version."""
+
+    version: int
+    committed_at: datetime
+    added_rows: int = 0
+    removed_rows: int = 0
+    removed_files: int = 0
+    #: How long each step of the transaction took.
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFile:
+    """A file that a plan has chosen."""
+
+    id: int
+    file_path: str
+    file_size: int
+    file_type: str
+    row_count: int
+    row_group_count: int
+    checksum: str
+    schema_version: int
+    has_field_ids: bool
+    has_statistics: bool
+    spec_id: int
+    partition_path: str
+    partition_values: str
+    #: The row groups that can match; none: all of them.
+    row_groups: tuple[int, ...] | None = None
+
+
+def planned_from(row: Row) -> PlannedFile:
+    """A file from the columns of `PLANNED`."""
+    ident, path, size, kind, rows, groups, checksum, version, has_ids, has_stats, spec, shown_as, values = row
+    return PlannedFile(
+        ident, path, size, kind, rows, groups, checksum, version, bool(has_ids), bool(has_stats), spec, shown_as, values
+    )
+
+
+def chunks(items: Iterable[T], size: int = CHUNK) -> Iterator[list[T]]:
+    """Some of the items at a time."""
+    iterator = iter(items)
+    while chunk := list(islice(iterator, size)):
+        yield chunk
+
+
+# --- changing ------------------------------------------------------------------
+
+
+def reserve_file_ids(transaction: Transaction, table: TableRecord, number: int) -> int:
+    """Take ids for files whose footers and statistics are staged; the first of them."""
+    before = locked_table(transaction, table)
+    row = transaction.one(RESERVE_IDS, number, transaction.time_of(table.object_id), table.id)
+    assert row is not None
+    captured_update(transaction, table.object_id, schema.tables, before, row)
+    return int(before["last_file_id"]) + 1
+
+
+def stage_files(transaction: Transaction, table: TableRecord, files: Sequence[NewFile], first_id: int) -> None:
+    """Store footers and statistics of files that no version shows yet."""
+    insert_footers(
+        transaction,
+        [(file.file_path, file.footer, file.row_count, file.file_size) for file in files if file.footer is not None],
+    )
+    insert_stats(transaction, table.id, ((first_id + index, file.stats) for index, file in enumerate(files)))
+
+
+def commit_change(transaction: Transaction, table: TableRecord, change: TableChange, commit_id: str) -> Committed:
+    """Make one version of a change, or nothing at all."""
+    before = locked_table(transaction, table)
+    now = transaction.time_of(table.object_id)
+    version = before["version"] + 1
+    added, number = change.added, len(change.added)
+    removed = _end_files(transaction, table, change.removed, version)
+    plus = (number, sum(file.row_count for file in added), sum(file.file_size for file in added))
+    minus = (len(removed), sum(row["row_count"] for row in removed), sum(row["file_size"] for row in removed))
+    files, rows, size = (gained - lost for gained, lost in zip(plus, minus, strict=True))
+    staged = change.first_staged_id is not None
+    row = transaction.one(ADD_TO_TABLE, rows, files, size, 0 if staged else number, now, table.id)
+    assert row is not None
+    captured_update(transaction, table.object_id, schema.tables, before, row)
+    tick = transaction.clock.monotonic
+    begun = tick()
+    update_table_statistics(transaction, table, rows, files, size, now)
+    counted = tick()
+    first_id = change.first_staged_id if change.first_staged_id is not None else before["last_file_id"] + 1
+    if not staged:
+        stage_files(transaction, table, added, first_id)
+    update_table_files(transaction, table, added, first_id, version, commit_id, now)
+    seconds = {"update_table_statistics": counted - begun, "update_table_files": tick() - counted}
+    record_version(
+        transaction,
+        table.id,
+        version,
+        change.operation,
+        before["schema_version"],
+        commit_id,
+        now,
+        plus,
+        minus,
+        change.summary,
+    )
+    failpoints.reach("change.written")
+    return Committed(version, to_datetime(now), plus[1], minus[1], minus[0], seconds)
+
+
+def update_table_statistics(
+    transaction: Transaction, table: TableRecord, rows: int, files: int, size: int, now: int
+) -> None:
+    """Add to the totals in `table_stats`."""
+    found = transaction.one(STATS_ROW, table.id)
+    if found is None:
+        raise RegistryCorrupt("it has no statistics row", on=table.shown, remedy="Run `lakebook repair`")
+    row = transaction.one(ADD_TO_STATS, rows, files, size, now, table.id)
+    assert row is not None
+    captured_update(transaction, table.object_id, schema.table_stats, row_of(schema.table_stats, found), row)
+
+
+def update_table_files(
+    transaction: Transaction,
+    table: TableRecord,
+    files: Sequence[NewFile],
+    first_id: int,
+    version: int,
+    commit_id: str,
+    now: int,
+) -> None:
+    """Enter new files, visible from this version on."""
+    if transaction.retried_after is not None or any(not file.has_field_ids for file in files):
+        require_unused(transaction, [file.file_path for file in files])
+    rows = (
+        {
+            "table_id": table.id,
+            "id": first_id + index,
+            "file_name": file.file_path.rpartition("/")[2],
+            "file_path": file.file_path,
+            "file_size": file.file_size,
+            "file_type": file.file_type,
+            "partition_path": file.partition_path,
+            "partition_values": file.partition_values,
+            "spec_id": file.spec_id,
+            "row_count": file.row_count,
+            "row_groups": file.row_groups,
+            "checksum": file.checksum,
+            "is_compressed": file.is_compressed,
+            "schema_version": file.schema_version,
+            "has_field_ids": file.has_field_ids,
+            "has_statistics": file.has_statistics,
+            "commit_id": commit_id,
+            "from_version": version,
+            "to_version": None,
+            "created_at": now,
+            "modified_at": to_ms(file.modified_at),
+            "retired_at": None,
+        }
+        for index, file in enumerate(files)
+    )
+    insert_rows(transaction, table.object_id, schema.table_files, rows)
+
+
+def require_unused(reader: Reader, paths: Sequence[str]) -> None:
+    """Refuse paths that a table has, or that wait for their removal."""
+    for chunk in chunks(paths):
+        listed = reader.listed(chunk)
+        found = [row_of(schema.table_files, row)["file_path"] for row in reader.all(FILES_BY_PATH, listed)]
+        waiting = reader.one(FILES_AMONG, listed)
+        if found or waiting:
+            path = found[0] if found else waiting[0] if waiting else ""
+            raise PathInUse(
+                "the file belongs to a table already" if found else "the file waits for its removal",
+                on=path,
+                remedy="A file can be added once, to one table",
+            )
+
+
+def _end_files(transaction: Transaction, table: TableRecord, ids: Sequence[int], version: int) -> list[dict[str, Any]]:
+    ended: list[dict[str, Any]] = []
+    for chunk in chunks(sorted(set(ids))):
+        listed = transaction.listed(chunk)
+        rows = [row_of(schema.table_files, row) for row in transaction.all(FILES_BY_ID, table.id, listed)]
+        live = [row for row in rows if row["to_version"] is None]
+        if len(live) != len(chunk) or transaction.run(END_FILES, version, table.id, listed) != len(chunk):
+            gone = len(chunk) - len(live)
+            raise FilesChanged(
+                f"{gone} of the files were replaced or removed by another change meanwhile",
+                on=table.shown,
+                remedy="Read the table again and repeat the change",
+            )
+        transaction.capture(table.object_id, str(schema.table_files.name), _endings(live, version))
+        ended += live
+    return ended
+
+
+def _endings(rows: Sequence[dict[str, Any]], version: int) -> list[tuple[str, str, str | None, str | None]]:
+    return [file_update(row, {"to_version": version}) for row in rows]
+
+
+def file_update(row: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple[str, str, str | None, str | None]:
+    """The event of a changed file."""
+    key = orjson.dumps({"table_id": row["table_id"], "id": row["id"]}).decode()
+    return "update", key, orjson.dumps({**row, **changes}).decode(), orjson.dumps(dict(row)).decode()
+
+
+# --- reading -------------------------------------------------------------------
+
+
+def visible_files(reader: Reader, table_id: int, version: int, after: int, most: int) -> list[PlannedFile]:
+    """Files of a version, in the order of their ids."""
+    return [planned_from(row) for row in reader.all(VISIBLE_FILES, table_id, after, version, most)]
+
+
+def planned_by_id(reader: Reader, table_id: int, ids: Sequence[int]) -> list[PlannedFile]:
+    """A chunk of files by their ids."""
+    return [planned_from(row) for row in reader.all(PLANNED_BY_ID, table_id, reader.listed(ids))]
+
+
+def unmeasured_files(reader: Reader, table_id: int, version: int, most: int) -> list[int]:
+    """Ids of a version's files that have no statistics; at most that many."""
+    return [int(row[0]) for row in reader.all(UNMEASURED_FILES, table_id, version, most)]
+
+
+def totals_at(reader: Reader, table_id: int, version: int) -> tuple[int, int, int]:
+    """Rows, files and bytes of a version."""
+    row = reader.one(TOTALS_AT, table_id, version)
+    assert row is not None
+    return int(row[0]), int(row[1]), int(row[2])
+
+
+def files_by_path(reader: Reader, paths: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The rows of files, by their paths."""
+    found: dict[str, dict[str, Any]] = {}
+    for chunk in chunks(paths):
+        for row in reader.all(FILES_BY_PATH, reader.listed(chunk)):
+            values = row_of(schema.table_files, row)
+            found[values["file_path"]] = values
+    return found

@@ -1,0 +1,1 @@
+"""Spark: sessions and jobs. Plain arguments in, plain results out."""

@@ -1,0 +1,66 @@
+"""Spark sessions that can read and write Lakebook's tables."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from lakebook.errors import SparkUnsuitable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: Iceberg's runtime for the Spark that Lakebook is made for.
+ICEBERG_RUNTIME = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
+
+_SETTINGS = {
+    "spark.jars.packages": ICEBERG_RUNTIME,
+    "spark.sql.session.timeZone": "UTC",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.ansi.enabled": "true",
+}
+_ICEBERG_SOURCE = "org.apache.iceberg.spark.source.IcebergSource"
+
+
+def spark_session(app: str = "lakebook", *, master: str = "local[*]", **settings: str) -> SparkSession:
+    """A Spark session with Iceberg's runtime, in UTC; `settings` are Spark's own, with `_` for `.`.
+
+    An active session is used as it is. Names with other characters can be given as
+    `**{"spark.sql.shuffle.partitions": "8"}`.
+    """
+    from pyspark.sql import SparkSession
+
+    # Workers have to be of this Python, whatever a shell would find first.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName(app).master(master)
+    for name, value in (_SETTINGS | {key.replace("_", "."): value for key, value in settings.items()}).items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def check_session(spark: Any) -> None:
+    """Refuse a session in which Iceberg's runtime cannot be loaded."""
+    jvm = getattr(spark, "_jvm", None)
+    if jvm is None:
+        if hasattr(spark, "sparkContext") or not hasattr(spark, "read"):
+            raise SparkUnsuitable("it is not a Spark session, or it has been stopped", on="Spark")
+        return  # A client of Spark Connect cannot be asked; a missing runtime fails at its first use.
+    if not jvm.org.apache.spark.util.Utils.classIsLoadable(_ICEBERG_SOURCE):
+        raise SparkUnsuitable(
+            "Iceberg's runtime is not on its class path",
+            on="Spark",
+            remedy=f"Use lakebook.spark_session(), or start Spark with spark.jars.packages={ICEBERG_RUNTIME}",
+        )
+
+
+def reason_of(error: BaseException) -> str:
+    """The first line of what Spark says about a failure; the rest is a stack."""
+    condition = getattr(error, "getCondition", lambda: None)()
+    text = str(error).strip()
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    # Java's outermost message is often only that a job was aborted; its cause says why.
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    first = causes[-1] if causes else lines[0] if lines else type(error).__name__
+    return f"[{condition}] {first[:300]}" if condition and condition not in first else first[:300]
