@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from lakebook.book import Book
 from lakebook.book import open_book as open  # noqa: A004
 from lakebook.errors import LakebookError, TerminalError, TransientError
@@ -22,18 +25,50 @@ from lakebook.registry.temporary_files import TemporaryFile
 from lakebook.registry.topics import Topic, TopicConfig
 from lakebook.streams.metadata_store import MetadataStore
 
+if TYPE_CHECKING:
+    from lakebook.lake.appender import Appender
+    from lakebook.lake.cleaning import Cleaner
+    from lakebook.lake.inserting import InsertReport
+    from lakebook.lake.planning import Plan
+    from lakebook.lake.table import PinnedTable, Table, TableDescription
+    from lakebook.lake.tables import Tables
+    from lakebook.spark.session import spark_session
+
+# Loaded when they are first asked for: whoever uses streams alone need not wait for Arrow and PyIceberg.
+_LAZY = {
+    "Appender": "lakebook.lake.appender",
+    "Cleaner": "lakebook.lake.cleaning",
+    "InsertReport": "lakebook.lake.inserting",
+    "PinnedTable": "lakebook.lake.table",
+    "Plan": "lakebook.lake.planning",
+    "Table": "lakebook.lake.table",
+    "TableDescription": "lakebook.lake.table",
+    "Tables": "lakebook.lake.tables",
+    "spark_session": "lakebook.spark.session",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'lakebook' has no attribute {name!r}")
+
+
 __version__ = "0.1.0"
 
 __all__ = [
     "AppendResult",
     "AppendTurn",
+    "Appender",
     "Book",
+    "Cleaner",
     "ConsumerGroup",
     "ConsumerOffset",
     "Cursor",
     "Event",
     "EventBatch",
     "GroupState",
+    "InsertReport",
     "LakebookError",
     "MetadataStore",
     "OffsetCommit",
@@ -41,11 +76,17 @@ __all__ = [
     "Page",
     "Partition",
     "PartitionLag",
+    "PinnedTable",
+    "Plan",
     "SegmentInfo",
+    "Table",
+    "TableDescription",
+    "Tables",
     "TemporaryFile",
     "TerminalError",
     "Topic",
     "TopicConfig",
     "TransientError",
     "open",
+    "spark_session",
 ]

@@ -23,6 +23,7 @@ from lakebook.registry.epoch import (
 )
 from lakebook.registry.events import EventLog
 from lakebook.registry.gauges import read_gauges
+from lakebook.registry.inserts import ANY_INSERT_OR_TABLE
 from lakebook.registry.migrate import HEAD, REVISIONS, Migration, check_revision, migrate, revision_of
 from lakebook.registry.registry import Registry
 from lakebook.registry.stream_checks import Verification, verify_streams
@@ -31,6 +32,7 @@ from lakebook.streams.metadata_store import MetadataStore
 
 if TYPE_CHECKING:
     # Arrow, PyIceberg and Spark are loaded by who uses tables.
+    from lakebook.lake.checking import Repaired
     from lakebook.lake.cleaning import Cleaner
     from lakebook.lake.lake import Lake
     from lakebook.lake.table import Table
@@ -97,9 +99,40 @@ class Book:
         self.metadata.close()
         self._registry.close()
 
-    def verify(self, progress: Callable[[str], None] = lambda step: None) -> Verification:
-        """Check the invariants on one consistent state of the registry."""
-        return self._registry.in_snapshot(lambda reader: verify_streams(reader, progress))
+    def verify(
+        self, progress: Callable[[str], None] = lambda step: None, *, files: bool = True, spark: Any = None
+    ) -> Verification:
+        """Check the invariants: the registry on one consistent state of it, and every file of a table.
+
+        Without `files` no byte is read. With a Spark session the files are checked by its executors.
+        """
+        streams = self._registry.in_snapshot(lambda reader: verify_streams(reader, progress))
+        if not self._has_tables():
+            return streams
+        from lakebook.lake.checking import verify_tables
+
+        tables = verify_tables(self.lake, progress, files=files, spark=spark)
+        return Verification(
+            streams.checked | tables.checked,
+            (*streams.findings, *tables.findings),
+            (*streams.unfinished, *tables.unfinished),
+        )
+
+    def _has_tables(self) -> bool:
+        # A book of streams alone needs neither Arrow nor PyIceberg to be verified.
+        return self._registry.one(ANY_INSERT_OR_TABLE) is not None
+
+    def repair(self, *, dry_run: bool = False, progress: Callable[[str], None] = lambda step: None) -> Repaired:
+        """Mend what can be mended without guessing, and say what cannot."""
+        from lakebook.lake.checking import repair_tables
+
+        return repair_tables(self.lake, dry_run=dry_run, progress=progress)
+
+    def upgrade_footers(self, progress: Callable[[int], None] = lambda done: None) -> tuple[int, list[str]]:
+        """Turn footers of format version 1 into version 2; how many, and the paths of broken ones."""
+        from lakebook.lake.footer_store import upgrade_footers
+
+        return upgrade_footers(self.lake, progress)
 
     def measure(self) -> Metrics:
         """Bring the gauges up to date with the registry, and return the metrics."""

@@ -11,9 +11,11 @@ import lakebook
 from lakebook import errors
 
 PUBLIC = {
-    "AppendResult", "AppendTurn", "Book", "ConsumerGroup", "ConsumerOffset", "Cursor", "Event", "EventBatch",
-    "GroupState", "LakebookError", "MetadataStore", "OffsetCommit", "OffsetReset", "Page", "Partition",
-    "PartitionLag", "SegmentInfo", "TemporaryFile", "TerminalError", "Topic", "TopicConfig", "TransientError", "open",
+    "AppendResult", "AppendTurn", "Appender", "Book", "Cleaner", "ConsumerGroup", "ConsumerOffset", "Cursor",
+    "Event", "EventBatch", "GroupState", "InsertReport", "LakebookError", "MetadataStore", "OffsetCommit",
+    "OffsetReset", "Page", "Partition", "PartitionLag", "PinnedTable", "Plan", "SegmentInfo", "Table",
+    "TableDescription", "Tables", "TemporaryFile", "TerminalError", "Topic", "TopicConfig", "TransientError",
+    "open", "spark_session",
 }  # fmt: skip
 
 SPECIFIED = {

@@ -696,6 +696,17 @@ def test_a_listing_of_no_folder_is_empty(store: ObjectStore) -> None:
     assert paths(store, "data") == []
 
 
+def test_a_listing_bears_that_what_it_lists_is_deleted(store: ObjectStore) -> None:
+    names = [f"data/{n % 3}/{n}" for n in range(12)]
+    for name in names:
+        store.put_new(name, b"1")
+    listing = store.list("data")
+    first = next(listing)
+    store.delete_folder("data")
+    assert {first.path, *(found.path for found in listing)} <= set(names)
+    assert paths(store, "data") == []
+
+
 def test_deleting_what_is_gone_is_fine(store: ObjectStore) -> None:
     names = [f"data/{n}" for n in range(5)]
     for name in names:

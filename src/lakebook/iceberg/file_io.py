@@ -32,9 +32,9 @@ class _Input(InputFile):
 class _Written:
     """A stream that completes its object when it is closed."""
 
-    def __init__(self, store: ObjectStore, path: str) -> None:
+    def __init__(self, store: ObjectStore, path: str, durable: bool) -> None:
         self._block = ExitStack()
-        self._stream = self._block.enter_context(store.create(path))
+        self._stream = self._block.enter_context(store.create(path, durable=durable))
 
     def write(self, data: bytes) -> int:
         self._stream.write(data)
@@ -54,8 +54,9 @@ class _Written:
 
 
 class _Output(OutputFile):
-    def __init__(self, store: ObjectStore, location: str) -> None:
+    def __init__(self, store: ObjectStore, location: str, durable: bool) -> None:
         super().__init__(location)
+        self._durable = durable
         self._store = store
         self._path = store.relative(location)
 
@@ -69,21 +70,25 @@ class _Output(OutputFile):
         return _Input(self._store, self.location)
 
     def create(self, overwrite: bool = False) -> Any:  # noqa: ARG002 - nothing is written twice
-        return _Written(self._store, self._path)
+        return _Written(self._store, self._path, self._durable)
 
 
 class WarehouseIO(FileIO):
-    """Reads and writes Iceberg's files in a warehouse. Nothing is ever overwritten."""
+    """Reads and writes Iceberg's files in a warehouse. Nothing is ever overwritten.
 
-    def __init__(self, store: ObjectStore) -> None:
+    What is only staged need not be durable.
+    """
+
+    def __init__(self, store: ObjectStore, *, durable: bool = True) -> None:
         super().__init__()
         self._store = store
+        self._durable = durable
 
     def new_input(self, location: str) -> InputFile:
         return _Input(self._store, location)
 
     def new_output(self, location: str) -> OutputFile:
-        return _Output(self._store, location)
+        return _Output(self._store, location, self._durable)
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
         name = location if isinstance(location, str) else location.location

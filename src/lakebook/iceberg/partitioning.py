@@ -228,7 +228,7 @@ def _sort_field(schema: Schema, text: str) -> SortField:
 
 def _texts(given: Sequence[str], argument: str) -> Sequence[str]:
     if isinstance(given, str) or not isinstance(given, Sequence) or not all(isinstance(each, str) for each in given):
-        _refuse(f"{argument} cannot be {shown(given)}", remedy="Give a list of texts")
+        _refuse(f"it cannot be {shown(given)}", on=argument, remedy="Give a list of texts")
     return given
 
 
@@ -247,23 +247,25 @@ def _term(schema: Schema, text: str) -> tuple[Path, NestedField, _Transform]:
         elif name in _COUNTED:
             source, transform = _counted(text, name, arguments)
         elif not _is_column(schema, text.strip()):
-            _refuse(f"there is no transform {shown(call[1])}", remedy=f"The transforms are {_NAMES}")
+            _refuse(f"there is no transform {shown(call[1])}", on=shown(text), remedy=f"The transforms are {_NAMES}")
     path = find_column(schema.fields, source) or find_column(schema.fields, source.strip())
+    told = shown(source.strip())
     if path is None:
-        _refuse(f"there is no column {shown(source.strip())}", remedy="Write it as the schema has it")
+        _refuse(f"there is no column {told}", on=shown(text), remedy="Write it as the schema has it")
     field = field_at(schema.fields, path)
     if any(not field_at(schema.fields, path[:length]).field_type.is_struct for length in range(1, len(path))):
-        _refuse(f"the column {shown(source.strip())} is in a list or map", remedy="Name a column that has one value")
+        _refuse(f"the column {told} is in a list or map", on=shown(text), remedy="Name a column that has one value")
     if not transform.can_transform(field.field_type):
         kind = shown(describe_type(field.field_type))
-        _refuse(f"{transform} does not fit the column {shown(source.strip())}, which is {kind}")
+        _refuse(f"{transform} does not fit the column {told}, which is {kind}", on=shown(text))
     return path, field, transform
 
 
 def _counted(text: str, name: str, arguments: str) -> tuple[str, _Transform]:
     match = _COUNT.fullmatch(arguments)
     if match is None or not 1 <= int(match[1]) <= MAX_PARAMETER:
-        _refuse(f"{shown(text)} cannot be read", remedy=f"Write {name}(n, column), with n from 1 to {MAX_PARAMETER}")
+        remedy = f"Write {name}(n, column), with n from 1 to {MAX_PARAMETER}"
+        _refuse("it cannot be read", on=shown(text), remedy=remedy)
     return match[2], _COUNTED[name](int(match[1]))
 
 

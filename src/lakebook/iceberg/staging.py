@@ -10,10 +10,9 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from pyiceberg.manifest import (
-    AvroCompressionCodec,
     DataFile,
     DataFileContent,
     FileFormat,
@@ -28,8 +27,8 @@ from pyiceberg.schema import Schema
 from pyiceberg.serializers import FromInputFile
 from pyiceberg.table.metadata import TableMetadata, TableMetadataV2
 from pyiceberg.table.name_mapping import create_mapping_from_schema
-from pyiceberg.table.refs import SnapshotRef, SnapshotRefType
-from pyiceberg.table.snapshots import Operation, Snapshot, Summary
+from pyiceberg.table.refs import SnapshotRef
+from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.sorting import SortOrder
 from pyiceberg.typedef import Record
 
@@ -42,7 +41,7 @@ _FIRST = "metadata/v1.metadata.json"
 _SECOND = "metadata/v2.metadata.json"
 _SEQUENCE = 1
 _FILES_PER_MANIFEST = 10_000
-_CODEC: AvroCompressionCodec = "null"
+_CODEC: Literal["null"] = "null"
 
 #: Where the data of a staged table lies in its folder.
 DATA = "d"
@@ -104,7 +103,7 @@ def stage_read(
     `names` is the schema whose names the files' columns have, where they carry no field ids.
     """
     location = store.uri(folder)
-    io = WarehouseIO(store)
+    io = WarehouseIO(store, durable=False)
     snapshot_id = uuid.uuid4().int >> 65
     manifests = list(_write_manifests(store, io, folder, schema, files, snapshot_id))
     list_location = store.uri(f"{folder}/metadata/snap.avro")
@@ -114,21 +113,23 @@ def stage_read(
     if names is not None:
         properties["schema.name-mapping.default"] = create_mapping_from_schema(names).model_dump_json()
     metadata = _metadata(location, schema, UNPARTITIONED_PARTITION_SPEC, SortOrder(order_id=0), properties, now_ms)
-    snapshot = Snapshot(
-        snapshot_id=snapshot_id,
-        parent_snapshot_id=None,
-        sequence_number=_SEQUENCE,
-        timestamp_ms=now_ms,
-        manifest_list=list_location,
-        summary=Summary(Operation.APPEND),
-        schema_id=schema.schema_id,
+    snapshot = Snapshot.model_validate(
+        {
+            "snapshot-id": snapshot_id,
+            "parent-snapshot-id": None,
+            "sequence-number": _SEQUENCE,
+            "timestamp-ms": now_ms,
+            "manifest-list": list_location,
+            "summary": {"operation": "append"},
+            "schema-id": schema.schema_id,
+        }
     )
     metadata = metadata.model_copy(
         update={
             "last_sequence_number": _SEQUENCE,
             "snapshots": [snapshot],
             "current_snapshot_id": snapshot_id,
-            "refs": {"main": SnapshotRef(snapshot_id=snapshot_id, snapshot_ref_type=SnapshotRefType.BRANCH)},
+            "refs": {"main": SnapshotRef.model_validate({"snapshot-id": snapshot_id, "type": "branch"})},
         }
     )
     _write_metadata(store, folder, metadata)
@@ -176,25 +177,27 @@ def _metadata(
     properties: Mapping[str, str],
     now_ms: int,
 ) -> TableMetadataV2:
-    return TableMetadataV2(
-        location=location,
-        table_uuid=uuid.uuid4(),
-        last_updated_ms=now_ms,
-        last_column_id=last_field_id(schema),
-        schemas=[schema],
-        current_schema_id=schema.schema_id,
-        partition_specs=[spec],
-        default_spec_id=spec.spec_id,
-        last_partition_id=max((field.field_id for field in spec.fields), default=999),
-        sort_orders=[order],
-        default_sort_order_id=order.order_id,
-        properties=dict(properties),
+    return TableMetadataV2.model_validate(
+        {
+            "location": location,
+            "table-uuid": uuid.uuid4(),
+            "last-updated-ms": now_ms,
+            "last-column-id": last_field_id(schema),
+            "schemas": [schema],
+            "current-schema-id": schema.schema_id,
+            "partition-specs": [spec],
+            "default-spec-id": spec.spec_id,
+            "last-partition-id": max((field.field_id for field in spec.fields), default=999),
+            "sort-orders": [order],
+            "default-sort-order-id": order.order_id,
+            "properties": dict(properties),
+        }
     )
 
 
 def _write_metadata(store: ObjectStore, folder: str, metadata: TableMetadataV2) -> None:
-    store.put_new(f"{folder}/{_FIRST}", metadata.model_dump_json().encode())
-    store.put_new(f"{folder}/{_HINT}", b"1")
+    store.put_new(f"{folder}/{_FIRST}", metadata.model_dump_json().encode(), durable=False)
+    store.put_new(f"{folder}/{_HINT}", b"1", durable=False)
 
 
 def spark_type(schema: Schema) -> dict[str, object]:

@@ -48,7 +48,7 @@ from lakebook.spark import frames
 from lakebook.spark.session import check_session, reason_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from lakebook.spark.types import DataFrame
 
 _STEPS = ("stage", "insert_data", "measure", "commit", "update_table_files", "update_table_statistics")
 _MOST_PROPERTIES = 100

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import gzip
-import io
 import json
 from collections.abc import Iterator, Mapping
 from datetime import UTC, date, datetime
@@ -25,7 +24,7 @@ _GZIP = ".gz"
 def open_lines(store: ObjectStore, path: str) -> Iterator[bytes]:
     """The lines of a JSON file, whether it is compressed or not."""
     with store.open(path) as stream:
-        source: Any = gzip.GzipFile(fileobj=stream) if path.endswith(_GZIP) else io.BufferedReader(stream)  # type: ignore[arg-type]
+        source: Any = gzip.GzipFile(fileobj=stream) if path.endswith(_GZIP) else stream
         for line in source:
             if line.strip():
                 yield line

@@ -23,7 +23,7 @@ from lakebook.spark import frames
 from lakebook.spark.session import check_session, reason_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from lakebook.spark.types import DataFrame, SparkSession
 
 _AT_ONCE = 64
 

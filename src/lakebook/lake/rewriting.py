@@ -34,7 +34,7 @@ from lakebook.registry.tables import TableRecord
 from lakebook.spark import frames
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from lakebook.spark.types import DataFrame, SparkSession
 
 
 def overwrite(

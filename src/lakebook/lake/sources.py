@@ -15,7 +15,7 @@ from lakebook.spark import frames
 from lakebook.spark.session import check_session, reason_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from lakebook.spark.types import DataFrame, SparkSession
 
 
 def read_source(lake: Lake, table: TableRecord, spark: SparkSession, kind: str, paths: Sequence[str]) -> DataFrame:

@@ -39,7 +39,7 @@ from lakebook.registry.tables import (
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from lakebook.spark.types import DataFrame, SparkSession
 
 
 @dataclass(frozen=True)

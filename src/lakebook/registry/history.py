@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-import orjson
 import sqlalchemy as sa
 
 from lakebook.clock import to_datetime
 from lakebook.registry import schema
+from lakebook.registry.changes import row_of
 from lakebook.registry.schema import MAX_BIGINT
 from lakebook.registry.statements import ZERO, Statement, bind
 from lakebook.registry.transactions import Reader, Row
@@ -48,9 +48,10 @@ class TableVersion:
 
 
 def _version_from(row: Row) -> TableVersion:
-    _, *values, summary, committed = row
-    parsed = orjson.loads(summary) if isinstance(summary, str) else dict(summary)
-    return TableVersion(*values, parsed, to_datetime(committed))
+    values = row_of(schema.table_versions, row)
+    del values["table_id"]
+    values["committed_at"] = to_datetime(values["committed_at"])
+    return TableVersion(**values)
 
 
 def list_versions(reader: Reader, table_id: int, below: int | None, most: int) -> list[TableVersion]:

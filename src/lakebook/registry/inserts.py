@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from lakebook.registry import schema
 from lakebook.registry.commits import open_commit_row
-from lakebook.registry.statements import POSTGRESQL, SQLITE, ZERO, Statement, among, bind, insert_into
+from lakebook.registry.statements import ONE, POSTGRESQL, SQLITE, ZERO, Statement, among, bind, insert_into
 from lakebook.registry.transactions import Reader, Transaction
 
 INSERT = "insert"
@@ -78,6 +78,16 @@ EVERY_INSERT = Statement(
     .offset(ZERO),
     "after",
     "most",
+)
+STAGED_RANGES = Statement(
+    sa.select(_i.table_id, _i.first_file_id, _i.last_file_id).where(_i.first_file_id.is_not(None))
+)
+ANY_INSERT_OR_TABLE = Statement(
+    sa.union_all(
+        sa.select(schema.tables.c.id), sa.select(schema.inserts.c.table_id), sa.select(schema.leases.c.table_id)
+    )
+    .limit(ONE)
+    .offset(ZERO)
 )
 NOTE_SWEPT = Statement(
     sa.update(schema.inserts).where(_i.commit_id == bind("of_commit")).values(swept_at=bind("now")),

@@ -193,8 +193,7 @@ def list_leases(reader: Reader, after: str, most: int) -> list[LeaseRecord]:
 
 
 def _lease_from(row: tuple[Any, ...]) -> LeaseRecord:
-    *values, created, expires = row
-    return LeaseRecord(*values, to_datetime(created), to_datetime(expires))
+    return LeaseRecord(*row[:-2], *map(to_datetime, row[-2:]))
 
 
 def end_dead_leases(transaction: Transaction, ids: Sequence[str]) -> set[str]:

@@ -220,6 +220,24 @@ _ROWS = {
             ),
         ),
     ],
+    "table": [
+        (
+            schema.tables,
+            Statement(sa.select(schema.tables).where(schema.tables.c.object_id == bind("object_id")), "object_id"),
+        ),
+        *(
+            (
+                rows,
+                Statement(
+                    sa.select(rows)
+                    .select_from(rows.join(schema.tables, schema.tables.c.id == rows.c.table_id))
+                    .where(schema.tables.c.object_id == bind("object_id")),
+                    "object_id",
+                ),
+            )
+            for rows in (schema.table_metadata, schema.table_files, schema.table_stats)
+        ),
+    ],
 }
 _PAGE = 5000
 

@@ -211,8 +211,7 @@ class NewTable:
 
 def table_from(row: Row) -> TableRecord:
     """A table from the columns of `GET_TABLE`."""
-    *values, modified, created, updated = row
-    return TableRecord(*values, to_datetime(modified), to_datetime(created), to_datetime(updated))
+    return TableRecord(*row[:-3], *map(to_datetime, row[-3:]))
 
 
 def metadata_from(row: Row) -> TableMetadata:

@@ -125,23 +125,24 @@ class ObjectStore:
 
     def __init__(self, warehouse: Warehouse) -> None:
         """Use the objects of `warehouse`; those of a warehouse in memory live as long as this store."""
+        self.warehouse = warehouse
         self._place: _Folder | _Bucket = (
             _Folder(warehouse.folder) if warehouse.folder is not None else _Bucket(warehouse.root)
         )
 
     # --- writing ---------------------------------------------------------------
 
-    def put_new(self, path: str, data: bytes) -> None:
-        """Store an object that must not be there yet; it is durable when this returns."""
-        self._place.put_new(check_path(path), data)
+    def put_new(self, path: str, data: bytes, *, durable: bool = True) -> None:
+        """Store an object that must not be there yet; unless told otherwise it is durable when this returns."""
+        self._place.put_new(check_path(path), data, durable)
 
-    def create(self, path: str) -> AbstractContextManager[BinaryIO]:
+    def create(self, path: str, *, durable: bool = True) -> AbstractContextManager[BinaryIO]:
         """A file to write an object into that must not be there yet.
 
         The object appears, complete and durable, when the block ends. If the block raises, it
         does not appear. That an object is there already shows at the end of the block.
         """
-        return self._place.create(check_path(path))
+        return self._place.create(check_path(path), durable)
 
     def make_durable(self, paths: Sequence[str], workers: int = WORKERS) -> None:
         """Make sure that objects which others wrote survive a loss of power."""
@@ -286,15 +287,15 @@ class _Folder:
                 remedy="Put what the link leads to into the warehouse",
             )
 
-    def put_new(self, path: str, data: bytes) -> None:
-        with self.create(path) as file:
+    def put_new(self, path: str, data: bytes, durable: bool) -> None:
+        with self.create(path, durable) as file:
             file.write(data)
 
     @contextmanager
-    def create(self, path: str) -> Iterator[BinaryIO]:
+    def create(self, path: str, durable: bool) -> Iterator[BinaryIO]:
         on = self._on(path)
         with _typed(on):
-            file = _NewFile(self._find(path, last=False))
+            file = _NewFile(self._find(path, last=False), durable)
         try:
             with _Sink(file.writer, on) as sink:
                 yield cast("BinaryIO", sink)
@@ -367,22 +368,18 @@ class _Folder:
         return self._walk(folder, f"{prefix}/" if prefix else "")
 
     def _walk(self, folder: str, prefix: str) -> Iterator[ObjectInfo]:
-        with _typed(self._on(prefix)):
-            try:
-                entries = os.scandir(folder)
-            except (FileNotFoundError, NotADirectoryError):
-                return
-            with entries:
-                for entry in entries:
-                    path = prefix + entry.name
-                    if entry.is_dir(follow_symlinks=False):
-                        yield from self._walk(entry.path, f"{path}/")
-                        continue
-                    try:
-                        found = entry.stat(follow_symlinks=False)
-                    except FileNotFoundError:  # Someone has just deleted it.
-                        continue
-                    yield ObjectInfo(path, found.st_size, datetime.fromtimestamp(found.st_mtime, UTC))
+        # A folder may be removed before it is read, and also while it is.
+        with _typed(self._on(prefix)), suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
+            for entry in entries:
+                path = prefix + entry.name
+                if entry.is_dir(follow_symlinks=False):
+                    yield from self._walk(entry.path, f"{path}/")
+                    continue
+                try:
+                    found = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:  # Someone has just deleted it.
+                    continue
+                yield ObjectInfo(path, found.st_size, datetime.fromtimestamp(found.st_mtime, UTC))
 
     def delete(self, paths: Iterable[str], failures: Failures) -> None:
         for path in paths:
@@ -461,8 +458,9 @@ class _NewFile:
     system knows no such files it has a hidden name until then.
     """
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, durable: bool) -> None:
         self._target = target
+        self._durable = durable
         self._folder, self._name = os.path.split(target)
         self._made: list[str] = []
         self._hidden: str | None = None
@@ -483,9 +481,10 @@ class _NewFile:
     def publish(self) -> None:
         """Give the file its name, for good."""
         self.writer.flush()
-        os.fsync(self.writer.fileno())
+        if self._durable:
+            os.fsync(self.writer.fileno())
         self._in_folder(self._link)
-        for folder in self._made:
+        for folder in self._made if self._durable else ():
             _sync_folder(os.path.dirname(folder))
         self.writer.close()
 
@@ -547,7 +546,8 @@ class _NewFile:
             if self._hidden is not None:
                 os.unlink(self._hidden)
                 self._hidden = None
-            os.fsync(folder)
+            if self._durable:
+                os.fsync(folder)
         except FileExistsError:
             if os.path.isdir(self._target):
                 raise IsADirectoryError(errno.EISDIR, "there is a folder in its place") from None
@@ -572,12 +572,12 @@ class _Bucket:
     def _on(self, path: str) -> str:
         return self._base + path
 
-    def put_new(self, path: str, data: bytes) -> None:
+    def put_new(self, path: str, data: bytes, _durable: bool) -> None:
         with _typed(self._on(path)):
             obstore.put(self._store, path, data, mode="create")
 
     @contextmanager
-    def create(self, path: str) -> Iterator[BinaryIO]:
+    def create(self, path: str, _durable: bool) -> Iterator[BinaryIO]:
         # An upload in parts cannot be made to fail where something is already. So the bytes wait
         # here, beyond a certain size in a file without name, and go in one request.
         on = self._on(path)
@@ -881,13 +881,14 @@ def _empty(folder: int) -> int:
     """Delete what is in an open folder, and count the files.
 
     Everything is named relative to open folders, so that a link which someone puts in the place
-    of a folder meanwhile is not followed.
+    of a folder meanwhile is not followed. Someone else may delete the same at the same time.
     """
-    with os.scandir(folder) as entries:
-        found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    found: list[tuple[str, bool]] = []
+    with suppress(FileNotFoundError), os.scandir(folder) as entries:
+        found.extend((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries)
     count = 0
     for name, is_folder in found:
-        with suppress(FileNotFoundError):  # Someone else deletes the same.
+        with suppress(FileNotFoundError):
             if not is_folder:
                 os.unlink(name, dir_fd=folder)
                 count += 1

@@ -1,0 +1,335 @@
+"""The invariants of tables that the registry alone can tell, on one consistent state of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from lakebook.registry import schema
+from lakebook.registry.changes import row_of
+from lakebook.registry.statements import POSTGRESQL, SQLITE, ZERO, Statement, among, bind
+from lakebook.registry.stream_checks import Finding
+from lakebook.registry.table_files import ADD_TO_STATS, CHUNK, STATS_ROW
+from lakebook.registry.tables import TABLE_ROW, captured_update
+from lakebook.registry.transactions import Reader, Transaction
+
+_t = schema.tables.c
+_f = schema.table_files.c
+_s = schema.table_stats.c
+_c = schema.file_column_stats.c
+_p = schema.partition_metadata.c
+_w = schema.temporary_files.c
+_v = schema.table_versions.c
+_n = schema.namespaces.c
+
+_live_sums = (
+    sa.select(
+        _f.table_id,
+        sa.func.coalesce(sa.func.sum(_f.row_count), ZERO).label("rows"),
+        sa.func.count(_f.id).label("files"),
+        sa.func.coalesce(sa.func.sum(_f.file_size), ZERO).label("size"),
+    )
+    .where(_f.to_version.is_(None))
+    .group_by(_f.table_id)
+    .subquery()
+)
+TOTALS = Statement(
+    sa.select(
+        _t.id,
+        _n.name,
+        _t.name,
+        _t.version,
+        _t.deleted_at,
+        _t.row_count,
+        _t.file_count,
+        _t.total_size,
+        _s.row_count,
+        _s.file_count,
+        _s.total_size,
+        sa.func.coalesce(_live_sums.c.rows, ZERO),
+        sa.func.coalesce(_live_sums.c.files, ZERO),
+        sa.func.coalesce(_live_sums.c.size, ZERO),
+        schema.table_horizons.c.min_readable,
+    )
+    .select_from(
+        schema.tables.join(schema.namespaces, _n.id == _t.namespace_id)
+        .outerjoin(schema.table_stats, _s.table_id == _t.id)
+        .outerjoin(_live_sums, _live_sums.c.table_id == _t.id)
+        .outerjoin(schema.table_horizons, schema.table_horizons.c.table_id == _t.id)
+    )
+    .order_by(_t.id)
+)
+VERSIONS = Statement(
+    sa.select(_v.table_id, sa.func.count(), sa.func.min(_v.version), sa.func.max(_v.version)).group_by(_v.table_id)
+)
+BAD_VERSIONS = Statement(
+    sa.select(_f.file_path, _f.from_version, _f.to_version, _t.version)
+    .select_from(schema.table_files.join(schema.tables, _t.id == _f.table_id))
+    .where(
+        _t.deleted_at.is_(None),
+        sa.or_(_f.from_version > _t.version, _f.to_version > _t.version, _f.id > _t.last_file_id),
+    )
+)
+WITHOUT_COMMIT = Statement(
+    sa.select(_f.file_path, schema.commits.c.state)
+    .select_from(schema.table_files.outerjoin(schema.commits, schema.commits.c.id == _f.commit_id))
+    .where(sa.or_(schema.commits.c.state.is_(None), schema.commits.c.state != sa.literal_column("'committed'")))
+)
+WITHOUT_FOOTER = Statement(
+    sa.select(_f.file_path)
+    .select_from(schema.table_files.outerjoin(schema.partition_metadata, _p.file_path == _f.file_path))
+    .where(_f.file_type == sa.literal_column("'parquet'"), _p.file_path.is_(None))
+    .order_by(_f.file_path)
+)
+WRONG_FOOTER = Statement(
+    sa.select(_f.file_path, _f.row_count, _p.num_rows, _f.file_size, _p.file_size)
+    .select_from(schema.table_files.join(schema.partition_metadata, _p.file_path == _f.file_path))
+    .where(sa.or_(_p.num_rows != _f.row_count, _p.file_size != _f.file_size))
+)
+# A footer without a file is one that an insert has staged, or that nobody needs.
+DANGLING_FOOTERS = Statement(
+    sa.select(_p.file_path)
+    .select_from(
+        schema.partition_metadata.outerjoin(schema.table_files, _f.file_path == _p.file_path)
+        .outerjoin(schema.lakehouse_partitions, schema.lakehouse_partitions.c.file_path == _p.file_path)
+        .outerjoin(schema.temporary_files, _w.file_path == _p.file_path)
+    )
+    .where(
+        _f.file_path.is_(None),
+        schema.lakehouse_partitions.c.file_path.is_(None),
+        _w.file_path.is_(None),
+        _p.file_path > bind("after"),
+    )
+    .order_by(_p.file_path)
+    .limit(bind("most", sa.Integer))
+    .offset(ZERO),
+    "after",
+    "most",
+)
+DANGLING_STATS = Statement(
+    sa.select(_c.table_id, _c.file_id)
+    .select_from(
+        schema.file_column_stats.outerjoin(schema.table_files, sa.and_(_f.table_id == _c.table_id, _f.id == _c.file_id))
+    )
+    .where(_f.id.is_(None))
+    .distinct()
+    .order_by(_c.table_id, _c.file_id)
+    .limit(bind("most", sa.Integer))
+    .offset(ZERO),
+    "most",
+)
+# A file that waits is a retired one of a table, in no kept version.
+WAITING_BUT_USED = Statement(
+    sa.select(_f.file_path)
+    .select_from(schema.table_files.join(schema.temporary_files, _w.file_path == _f.file_path))
+    .where(sa.or_(_f.retired_at.is_(None), _f.to_version.is_(None)))
+)
+RETIRED_BUT_NOT_WAITING = Statement(
+    sa.select(_f.file_path)
+    .select_from(schema.table_files.outerjoin(schema.temporary_files, _w.file_path == _f.file_path))
+    .where(_f.retired_at.is_not(None), _w.file_path.is_(None))
+)
+RETIRED_BUT_READABLE = Statement(
+    sa.select(_f.file_path)
+    .select_from(schema.table_files.join(schema.table_horizons, schema.table_horizons.c.table_id == _f.table_id))
+    .where(_f.retired_at.is_not(None), _f.to_version > schema.table_horizons.c.min_readable)
+)
+WITHOUT_STATS = Statement(
+    sa.select(_f.file_path)
+    .select_from(
+        schema.table_files.outerjoin(schema.file_column_stats, sa.and_(_c.table_id == _f.table_id, _c.file_id == _f.id))
+    )
+    .where(_f.has_statistics, _c.file_id.is_(None))
+)
+LEASES_BELOW = Statement(
+    sa.select(schema.leases.c.id, schema.leases.c.version, schema.table_horizons.c.min_readable)
+    .select_from(
+        schema.leases.join(schema.table_horizons, schema.table_horizons.c.table_id == schema.leases.c.table_id)
+    )
+    .where(schema.leases.c.version < schema.table_horizons.c.min_readable)
+)
+FILES_TO_CHECK = Statement(
+    sa.select(
+        _f.table_id,
+        _f.id,
+        _f.file_path,
+        _f.file_size,
+        _f.file_type,
+        _f.row_count,
+        _f.checksum,
+        _w.state,
+    )
+    .select_from(schema.table_files.outerjoin(schema.temporary_files, _w.file_path == _f.file_path))
+    .where(_f.file_path > bind("after"))
+    .order_by(_f.file_path)
+    .limit(bind("most", sa.Integer))
+    .offset(ZERO),
+    "after",
+    "most",
+)
+
+
+def _present(database: str) -> sa.Select[Any]:
+    return (
+        sa.select(_f.file_path)
+        .select_from(schema.table_files.outerjoin(schema.temporary_files, _w.file_path == _f.file_path))
+        .where(
+            among(_f.file_path, "paths", database),
+            sa.or_(_w.state.is_(None), _w.state != sa.literal_column("'deleting'")),
+        )
+    )
+
+
+PRESENT_FILES = Statement(_present(SQLITE), "paths", postgresql=_present(POSTGRESQL))
+SET_TOTALS = Statement(
+    sa.update(schema.tables)
+    .where(_t.id == bind("of_table"))
+    .values(row_count=bind("rows"), file_count=bind("files"), total_size=bind("size"), updated_at=bind("now"))
+    .returning(*schema.tables.columns),
+    "rows",
+    "files",
+    "size",
+    "now",
+    "of_table",
+)
+LIVE_TOTALS = Statement(
+    sa.select(
+        sa.func.coalesce(sa.func.sum(_f.row_count), ZERO),
+        sa.func.count(_f.id),
+        sa.func.coalesce(sa.func.sum(_f.file_size), ZERO),
+    ).where(_f.table_id == bind("of_table"), _f.to_version.is_(None)),
+    "of_table",
+)
+COUNTS = {
+    table.name: Statement(sa.select(sa.func.count()).select_from(table))
+    for table in (schema.partition_metadata, schema.file_column_stats, schema.temporary_files, schema.leases)
+}
+
+
+@dataclass(frozen=True)
+class FileToCheck:
+    """What the registry says of a file."""
+
+    table_id: int
+    id: int
+    file_path: str
+    file_size: int
+    file_type: str
+    row_count: int
+    checksum: str
+    #: `waiting` or `deleting`, where it is retired.
+    state: str | None
+
+
+def check_tables(reader: Reader) -> tuple[list[Finding], list[str], dict[str, int]]:
+    """What must not be, what is not finished, and how much was looked at."""
+    found: list[Finding] = []
+    unfinished: list[str] = []
+    _check_totals(reader, found, unfinished)
+    for statement, check, what in (
+        (WITHOUT_FOOTER, "footers", "it has no footer"),
+        (WAITING_BUT_USED, "files", "it waits for its removal, but a version still has it"),
+        (RETIRED_BUT_NOT_WAITING, "files", "it is retired, but does not wait for its removal"),
+        (RETIRED_BUT_READABLE, "files", "it is retired, but a version that can be read has it"),
+        (WITHOUT_STATS, "statistics", "its column statistics are gone"),
+    ):
+        found += [Finding(check, path, what) for (path,) in reader.all(statement)]
+    for path, rows, stored, size, stored_size in reader.all(WRONG_FOOTER):
+        found.append(
+            Finding("footers", path, f"it has {rows} rows and {size} bytes, its footer says {stored} and {stored_size}")
+        )
+    for path, state in reader.all(WITHOUT_COMMIT):
+        found.append(Finding("commits", path, f"its commit is {state or 'missing'}"))
+    for path, begin, end, version in reader.all(BAD_VERSIONS):
+        found.append(Finding("versions", path, f"it is visible in {begin} to {end}, the table is at {version}"))
+    for lease, version, least in reader.all(LEASES_BELOW):
+        found.append(Finding("leases", lease, f"it pins version {version}, the oldest readable is {least}"))
+    counts = {}
+    for name, statement in COUNTS.items():
+        row = reader.one(statement)
+        counts[name] = int(row[0]) if row else 0
+    return found, unfinished, counts
+
+
+def _check_totals(reader: Reader, found: list[Finding], unfinished: list[str]) -> None:
+    versions = {row[0]: row[1:] for row in reader.all(VERSIONS)}
+    for ident, space, name, version, deleted, *numbers, least in reader.all(TOTALS):
+        on = f"table {space}.{name}"
+        if deleted is not None:
+            unfinished.append(f"{on} was dropped and is not emptied yet")
+            continue
+        own, stats, live = numbers[:3], numbers[3:6], numbers[6:]
+        if list(map(int, own)) != list(map(int, live)):
+            found.append(Finding("statistics", on, f"tables says {own} rows, files and bytes; the files have {live}"))
+        if None in stats or list(map(int, stats)) != list(map(int, live)):
+            found.append(Finding("statistics", on, f"table_stats says {stats}; the files have {live}"))
+        if least is None:
+            found.append(Finding("versions", on, "it has no horizon row"))
+            continue
+        number, first, last = versions.get(ident, (0, None, None))
+        if last != version or first != min(least, version) or number != version - min(least, version) + 1:
+            found.append(
+                Finding(
+                    "versions",
+                    on,
+                    f"its history has {number} versions from {first} to {last},"
+                    f" it is at {version} and {least} can be read",
+                )
+            )
+
+
+def dangling_footers(reader: Reader) -> Iterator[str]:
+    """Paths of footers that nothing refers to."""
+    after = ""
+    while page := reader.all(DANGLING_FOOTERS, after, CHUNK):
+        yield from (row[0] for row in page)
+        after = page[-1][0]
+
+
+def dangling_stats(reader: Reader) -> list[tuple[int, int]]:
+    """Files by table and id that have statistics but no row; at most a chunk."""
+    return [(row[0], row[1]) for row in reader.all(DANGLING_STATS, CHUNK)]
+
+
+def files_to_check(reader: Reader, after: str, most: int) -> list[FileToCheck]:
+    """Files in the order of their paths."""
+    return [FileToCheck(*row) for row in reader.all(FILES_TO_CHECK, after, most)]
+
+
+def present_files(reader: Reader, paths: list[str]) -> set[str]:
+    """Which of these files have a row and are not being deleted."""
+    return {row[0] for row in reader.all(PRESENT_FILES, reader.listed(paths))}
+
+
+def mend_totals(transaction: Transaction, table_id: int) -> bool:
+    """Set the totals of a table to what its files have; whether they were wrong."""
+    found = transaction.one(TABLE_ROW, table_id)
+    if found is None:
+        return False
+    transaction.lock(row_of(schema.tables, found)["object_id"])
+    found = transaction.one(TABLE_ROW, table_id)
+    live = transaction.one(LIVE_TOTALS, table_id)
+    stats = transaction.one(STATS_ROW, table_id)
+    if found is None or live is None:
+        return False
+    before = row_of(schema.tables, found)
+    rows, files, size = (int(number) for number in live)
+    now = transaction.time_of(before["object_id"])
+    mended = False
+    if (before["row_count"], before["file_count"], before["total_size"]) != (rows, files, size):
+        row = transaction.one(SET_TOTALS, rows, files, size, now, table_id)
+        assert row is not None
+        captured_update(transaction, before["object_id"], schema.tables, before, row)
+        mended = True
+    if stats is not None:
+        kept: dict[str, Any] = row_of(schema.table_stats, stats)
+        difference = (rows - kept["row_count"], files - kept["file_count"], size - kept["total_size"])
+        if any(difference):
+            row = transaction.one(ADD_TO_STATS, *difference, now, table_id)
+            assert row is not None
+            captured_update(transaction, before["object_id"], schema.table_stats, kept, row)
+            mended = True
+    return mended
