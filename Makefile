@@ -30,8 +30,9 @@ java:
 		     echo "Install one, for example:  apt-get install openjdk-17-jre-headless   or   brew install openjdk@17"; \
 		     echo "and put it on the PATH."; exit 1; }
 
-demo: setup java ## the life of a topic, from creation to a consumer that resumes
+demo: setup java ## the life of a topic, and the life of a table on Spark
 	@$(BIN)/python demo/topic_life.py
+	@$(BIN)/python demo/table_life.py
 
 test: setup java ## the whole test suite, with few kills
 	@LAKEBOOK_TEST_KILLS=$(KILLS) $(BIN)/python -m pytest -n 2 --dist loadfile

@@ -27,6 +27,17 @@ class Place(ABC):
         self.size = size
         self._opened = ExitStack()
 
+    def __enter__(self) -> Place:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    @abstractmethod
+    def target(self) -> tuple[str, dict[str, Any]]:
+        """What another process opens the book with."""
+
     def open(self, **settings: Any) -> Book:
         """Open the book."""
         return self._opened.enter_context(self._open(copy=False, **settings))
@@ -61,9 +72,13 @@ class SQLitePlace(Place):
 
     kind = SQLITE
 
-    def __init__(self, folder: Path, size: int) -> None:
+    def __init__(self, folder: Path, size: int, name: str) -> None:
         super().__init__(size)
-        self._folder = folder / f"sqlite-{size}"
+        self._folder = folder / f"{name}-{size}"
+
+    @property
+    def target(self) -> tuple[str, dict[str, Any]]:
+        return str(self._book(False)), {}
 
     def analyze(self) -> None:
         pass  # The library never runs ANALYZE on SQLite, and its plans do not need it.
@@ -93,6 +108,10 @@ class Postgres:
         self._server = server_package.get_server(folder / "pg", cleanup_mode="stop")
         self._admin = psycopg.connect(self._server.get_uri(), autocommit=True)
 
+    @property
+    def version(self) -> str:
+        return str(self._admin.execute("SHOW server_version").fetchone()[0])  # type: ignore[index]
+
     def new_database(self, name: str) -> str:
         self._admin.execute(f'CREATE DATABASE "{name}"')
         return str(self._server.get_uri(name))
@@ -107,10 +126,14 @@ class PostgresPlace(Place):
 
     kind = POSTGRESQL
 
-    def __init__(self, server: Postgres, folder: Path, size: int) -> None:
+    def __init__(self, server: Postgres, folder: Path, size: int, name: str) -> None:
         super().__init__(size)
-        self._urls = {copy: server.new_database(f"{'copy' if copy else 'book'}_{size}") for copy in (False, True)}
-        self._warehouse = str(folder / f"postgresql-{size}")
+        self._urls = {copy: server.new_database(f"{name}_{size}{'_copy' * copy}") for copy in (False, True)}
+        self._warehouse = str(folder / f"postgresql-{name}-{size}")
+
+    @property
+    def target(self) -> tuple[str, dict[str, Any]]:
+        return self._urls[False], {"warehouse": self._warehouse}
 
     def analyze(self) -> None:
         for copy in (False, True):
@@ -121,3 +144,28 @@ class PostgresPlace(Place):
 
     def _connect(self, *, copy: bool) -> Any:
         return psycopg.connect(self._urls[copy], autocommit=True)
+
+
+class Ground:
+    """Where the places of one kind of database are made."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.kind = kind
+        self.folder = folder
+        self._server = Postgres(folder) if kind == POSTGRESQL else None
+
+    @property
+    def shown(self) -> str:
+        """The database and its version."""
+        return f"PostgreSQL {self._server.version}" if self._server else f"SQLite {sqlite.sqlite_version}"
+
+    def new(self, size: int, name: str) -> Place:
+        """A place for a book of that size."""
+        if self._server is not None:
+            return PostgresPlace(self._server, self.folder, size, name)
+        return SQLitePlace(self.folder, size, name)
+
+    def close(self) -> None:
+        """Stop the server, where there is one."""
+        if self._server is not None:
+            self._server.stop()

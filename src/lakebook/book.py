@@ -85,6 +85,11 @@ class Book:
         """A table by its name: `"orders"`, `"sales.orders"`, or with `namespace=`."""
         return self.tables.get(name, namespace=namespace)
 
+    def release_reads(self) -> None:
+        """Let go of everything that `Table.read` pinned in this process; its frames are good no more."""
+        for lease in self.lake.renewals.leases():
+            lease.close()
+
     @property
     def cleaner(self) -> Cleaner:
         """Expires history, deletes retired files, sweeps what inserts left."""

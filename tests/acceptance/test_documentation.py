@@ -62,10 +62,16 @@ def test_every_page_can_be_found_from_the_readme() -> None:
     assert set((ROOT / "docs").rglob("*.md")) <= seen
 
 
-def test_the_demo_runs_to_its_end() -> None:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "demo" / "topic_life.py")], capture_output=True, text=True, check=False
-    )
+def run_demo(name: str) -> str:
+    done = subprocess.run([sys.executable, str(ROOT / "demo" / name)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "resuming at 2500" in done.stdout
     assert "nothing is wrong" in done.stdout
+    return done.stdout
+
+
+def test_the_demo_of_streams_runs_to_its_end() -> None:
+    assert "resuming at 2500" in run_demo("topic_life.py")
+
+
+def test_the_demo_of_tables_runs_to_its_end() -> None:
+    assert "50000 rows gone, 51200 left" in run_demo("table_life.py")

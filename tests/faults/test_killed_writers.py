@@ -15,8 +15,7 @@ import pytest
 
 from books import Place
 from facts import check_acknowledged
-from lakebook import failpoints
-from writers import PARTITIONS, TOPIC
+from writers import PARTITIONS, POINTS, TOPIC
 
 KILLS = int(os.environ.get("LAKEBOOK_TEST_KILLS", "20"))
 PROGRAM = Path(__file__).parent / "writers.py"
@@ -75,11 +74,7 @@ def test_a_writer_killed_at_random_loses_nothing_it_acknowledged(shared_place: P
     )
 
 
-# Where a running writer comes by; the migrations have tests of their own.
-REACHED = [point for point in failpoints.POINTS if not point.startswith("migration.")]
-
-
-@pytest.mark.parametrize("point", REACHED)
+@pytest.mark.parametrize("point", POINTS)
 def test_a_writer_killed_at_each_failpoint_leaves_a_sound_book(shared_place: Place, point: str) -> None:
     book = shared_place.open()
     book.metadata.create_topic(TOPIC, PARTITIONS)

@@ -19,6 +19,16 @@ from lakebook.clock import SystemClock
 from lakebook.errors import AppendTurnHeld, AppendTurnLost, OffsetRegression, SegmentGap, SegmentOverlap
 
 TOPIC, PARTITIONS, GROUPS = "orders", 3, ("a", "b")
+#: Where a process comes by that works on topics.
+POINTS = (
+    "transaction.begun",
+    "transaction.before_commit",
+    "transaction.after_commit",
+    "commit.opened",
+    "append.claimed",
+    "retention.log_start_moved",
+    "topic.hidden",
+)
 _numbers = itertools.count()
 
 Tell = Callable[..., None]

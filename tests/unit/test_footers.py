@@ -351,13 +351,18 @@ def structs(draw: st.DrawFn, depth: int, leave_out: tuple[int, ...] = ()) -> Str
 
 @st.composite
 def usual_chunks(draw: st.DrawFn) -> Struct:
-    chunk = Struct([Field(2, I64, draw(NUMBERS)), Field(3, STRUCT, draw(structs(2)))])
+    """A chunk as writers make it, or almost."""
+    away = draw(st.sampled_from([0, 0, 0, 1]))
+    chunk = Struct([Field(2 + away, I64, draw(NUMBERS)), Field(3 + away, STRUCT, draw(structs(1)))])
     if draw(st.booleans()):
-        chunk.fields.insert(0, Field(1, BINARY, draw(BINARIES)))
-    pointers = {4: I64, 5: I32, 6: I64, 7: I32}
-    present = draw(st.sampled_from([(), (4, 5), (4, 5, 6, 7), (6, 7), (4, 7)]))
-    chunk.fields += [Field(number, pointers[number], draw(NUMBERS)) for number in present]
-    chunk.fields += draw(st.sampled_from([[], [], [Field(8, STRUCT, Struct())], [Field(9, BINARY, (b"\1", b"k"))]]))
+        chunk.fields.insert(0, Field(1 + away, BINARY, draw(BINARIES)))
+    pointers = draw(st.sampled_from([(), (4, 5), (4, 5, 6, 7), (6, 7), (4, 7), (5, 6), (7, 8), (4, 5, 8), (8, 9)]))
+    alike = draw(st.booleans())
+    chunk.fields += [
+        Field(number + away, (I64, I32)[(place if alike else number) % 2], draw(NUMBERS))
+        for place, number in enumerate(pointers)
+    ]
+    chunk.fields += draw(st.sampled_from([[], [], [Field(18, STRUCT, Struct())], [Field(30, BINARY, (b"\1", b"k"))]]))
     return chunk
 
 
@@ -376,7 +381,7 @@ def footers(draw: st.DrawFn) -> Struct:
     return footer
 
 
-@settings(SETTINGS, max_examples=60)
+@settings(SETTINGS, max_examples=70)
 @given(footers())
 def test_fields_known_or_not_in_any_order_and_form_are_copied_byte_for_byte(tree: Struct) -> None:
     footer = encode(tree)
@@ -422,6 +427,20 @@ def test_the_step_to_the_next_field_is_made_longer_where_a_field_is_gone(real: d
     for footer in (near, far):
         assert strip_column_index_info(footer) == as_version_2(footer, None)
         assert open_footer(strip_column_index_info(footer)).num_rows == ROWS
+
+
+def test_a_step_back_behind_a_field_that_is_gone_takes_the_long_form() -> None:
+    # 10, then back to 4, which goes, and on to 8, which then has nothing to count from but 10.
+    chunk = b"\x06" + signed_varint(10) + b"\2" + b"\x06" + signed_varint(4) + b"\2" + b"\x46\2" + b"\0"
+    assert strip_column_index_info(row_groups(b"\x1c\x19\x1c" + chunk + b"\0")) == row_groups(
+        b"\x1c\x19\x1c" + b"\x06" + signed_varint(10) + b"\2" + b"\x06" + signed_varint(8) + b"\2" + b"\0" + b"\0"
+    )
+
+
+def test_the_row_count_takes_the_long_form_behind_a_number_far_below_zero() -> None:
+    footer = b"\x01" + signed_varint(-20) + b"\x01" + signed_varint(20) + b"\0"
+    assert parse_legacy_and_upgrade(footer, ROWS) == as_version_2(footer, ROWS)
+    assert parse_legacy_and_upgrade(b"\0", ROWS) == b"\x36" + signed_varint(ROWS) + b"\0"
 
 
 def test_the_encryption_of_columns_is_kept(real: dict[str, bytes]) -> None:
@@ -512,6 +531,8 @@ HOSTILE = {
     "another unknown type": b"\x1f\0",
     "a step without a type": b"\x10\0",
     "a number of eleven bytes": b"\x16" + b"\x80" * 10 + b"\0\0",
+    "a length of eleven bytes": b"\x18\x81" + b"\x80" * 9 + b"\0x\0",
+    "a row count of eleven bytes": b"\x36\xf8" + b"\x80" * 9 + b"\0\0",
     "a number of only high bytes": b"\x16" + b"\xff" * 1000,
     "a row count of more than 64 bits": b"\x36" + b"\xfe" * 9 + b"\x02\0",
     "a row count below zero": b"\x36\x01\0",
@@ -521,7 +542,7 @@ HOSTILE = {
     "a length beyond everything": b"\x18" + b"\xff" * 9 + b"\x01abc\0",
     "a list beyond the end": b"\x19\xf6" + MANY + b"\0" * 100,
     "a list of structures beyond the end": b"\x19\xfc" + MANY + b"\0" * 100,
-    "a list of doubles beyond the end": b"\x19\x57" + bytes(8) + b"\0",
+    "a list of doubles cut off": b"\x19\x57" + bytes(8) + b"\0",
     "a list of an unknown type": b"\x19\x1e\0\0",
     "a list of stops": b"\x19\x20\0\0\0",
     "a list without a header": b"\x19",
@@ -551,11 +572,26 @@ def test_hostile_bytes_are_corrupt_and_take_no_room(footer: bytes) -> None:
     try:
         with pytest.raises(CorruptFooter) as caught:
             parse_legacy_and_upgrade(footer, ROWS, on="t/a.parquet")
+        with pytest.raises(CorruptFooter):
+            strip_column_index_info(footer)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert str(caught.value).startswith("t/a.parquet: the footer")
     assert peak < MIB
+
+
+@pytest.mark.parametrize("name", [name for name in HOSTILE if name.endswith("s beyond the end")])
+def test_a_size_beyond_the_end_is_told_before_anything_is_read(name: str) -> None:
+    with pytest.raises(CorruptFooter, match="more than it has bytes"):
+        parse_legacy_and_upgrade(HOSTILE[name], ROWS)
+
+
+def test_a_number_may_have_ten_bytes() -> None:
+    footer = b"\x18\x81" + b"\x80" * 8 + b"\0x" + b"\x26" + padded(signed_varint(ROWS), 9) + b"\0"
+    assert len(padded(signed_varint(ROWS), 9)) == 10
+    assert read_num_rows(footer) == ROWS
+    assert parse_legacy_and_upgrade(footer, ROWS) is footer
 
 
 def test_structures_may_be_nested_as_deep_as_thrift_reads_them() -> None:

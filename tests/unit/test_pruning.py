@@ -162,7 +162,7 @@ def a_predicate(random: Random, leaf: Callable[[], Predicate], size: int) -> Pre
         return Not(a_predicate(random, leaf, size))
     if size == 1:
         return Always(random.random() < 0.5) if random.random() < 0.05 else leaf()
-    join: type[And] | type[Or] = random.choice([And, Or])
+    join: type[And] | type[Or] = And if random.random() < 0.5 else Or
     left = random.randint(1, size - 1)
     return join(a_predicate(random, leaf, left), a_predicate(random, leaf, size - left))
 
@@ -484,6 +484,9 @@ def test_the_ranges_of_a_column_are_those_of_the_whole_predicate() -> None:
     assert ranges(Or(on("int", "gt", 5), on("int", "lt", 3))) == [span(None, 3), span(5, None)]
     assert ranges(And(on("int", "in", 1, 3, 5, 7), on("int", "gt", 3))) == [span(3, 3), span(5, 5), span(7, 7)]
     assert ranges(And(on("int", "lt", 1), on("int", "gt", 5))) == []
+    wide, narrow = And(on("int", "ge", 1), on("int", "le", 10)), And(on("int", "ge", 2), on("int", "le", 3))
+    assert ranges(Or(wide, narrow)) == ranges(Or(narrow, wide)) == [span(1, 10)]
+    assert ranges(And(wide, Or(narrow, on("int", "gt", 9)))) == [span(2, 3), span(9, 10)]
     assert ranges(Not(Or(on("int", "lt", 1), on("int", "ge", 5)))) == [span(1, 5)]
     assert column_ranges(Or(on("int", "eq", 1), on("int", "is_null"))) == {}
     other = Test("eq", ("d",), 2, "int", (9,))
@@ -554,6 +557,16 @@ def test_the_partition_of_a_matching_row_is_never_hidden(kind: str, name: str) -
                     assert may_match(tested, {-1000: exact_bounds(result, [partition + 1])}.get), value
 
     check()
+
+
+def test_a_partition_of_nan_is_kept_for_engines_that_compare_it_as_false() -> None:
+    schema = Schema(NestedField(1, "c", DoubleType()))
+    spec = PartitionSpec(PartitionField(1, 1000, parse_transform("identity"), "p"))
+    nan = {-1000: exact_bounds("double", [math.nan])}
+    for test in (on("double", "ge", 1.0), on("double", "gt", 1.0)):
+        assert may_match(partition_tests(test, spec, schema), nan.get)
+        assert may_match(partition_tests(Not(test), spec, schema), nan.get)
+    assert not may_match(partition_tests(on("double", "lt", 1.0), spec, schema), nan.get)
 
 
 def test_a_partition_that_has_no_matching_row_is_hidden() -> None:

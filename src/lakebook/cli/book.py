@@ -1,12 +1,15 @@
-"""`lakebook init`, `verify`, `metrics`, `migrate` and `doctor`: commands about the book as a whole."""
+"""`lakebook init`, `verify`, `repair`, `metrics`, `migrate` and `doctor`: commands about the book as a whole."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import click
 
 from lakebook.book import Book, migrate_book, open_book
-from lakebook.cli.commands import BookCommand, Place, json_option, pass_place
-from lakebook.cli.output import print_json, print_line, print_note, print_table, print_text, progress_console
+from lakebook.cli.commands import BookCommand, Place, dry_run_option, json_option, pass_place, spark_log_option
+from lakebook.cli.output import print_json, print_line, print_note, print_table, print_text, working
+from lakebook.cli.spark import spark_started
 from lakebook.config import MEMORY, redact
 from lakebook.doctor import Status, examine
 from lakebook.errors import BookNotFound
@@ -43,17 +46,26 @@ def _opened_or_created(place: Place) -> tuple[Book, bool]:
 
 
 @click.command(cls=BookCommand)
+@click.option("--no-files", is_flag=True, help="Check the registry alone, without reading a file.")
+@click.option("--spark", "on_spark", is_flag=True, help="Let Spark read the files.")
+@spark_log_option
 @json_option
 @click.pass_context
-def verify(context: click.Context, as_json: bool) -> None:
-    """Check the registry for what must not be.
+def verify(context: click.Context, no_files: bool, on_spark: bool, spark_log: bool, as_json: bool) -> None:
+    """Check the registry and the files of tables for what must not be.
 
     The exit code is 1 if anything is wrong. Removals that are under way are not.
     """
+    if no_files and on_spark:
+        raise click.UsageError("--no-files and --spark exclude each other.")
     place = context.find_object(Place)
     assert place is not None
     with place.open() as book:
-        found = _verified(book)
+        if on_spark:
+            with spark_started(show_log=spark_log) as spark:
+                found = _verified(book, files=True, spark=spark)
+        else:
+            found = _verified(book, files=not no_files, spark=None)
     if as_json:
         print_json({"ok": found.ok, **vars(found)})
     else:
@@ -61,12 +73,9 @@ def verify(context: click.Context, as_json: bool) -> None:
     context.exit(0 if found.ok else 1)
 
 
-def _verified(book: Book) -> Verification:
-    console = progress_console()
-    if console is None:
-        return book.verify()
-    with console.status("checking") as status:
-        return book.verify(lambda step: status.update(f"checking {step}"))
+def _verified(book: Book, *, files: bool, spark: Any) -> Verification:
+    with working("checking") as say:
+        return book.verify(lambda step: say(f"checking {step}"), files=files, spark=spark)
 
 
 def _print_verification(found: Verification) -> None:
@@ -76,6 +85,30 @@ def _print_verification(found: Verification) -> None:
     for finding in found.findings:
         print_line(f"finding: [{finding.check}] {finding.on}: {finding.what}")
     print_line("nothing is wrong" if found.ok else f"{len(found.findings)} finding(s)")
+
+
+@click.command(cls=BookCommand)
+@dry_run_option
+@json_option
+@click.pass_context
+def repair(context: click.Context, dry_run: bool, as_json: bool) -> None:
+    """Mend what can be mended without guessing, and say what cannot.
+
+    The exit code is 1 if something wrong is left.
+    """
+    place = context.find_object(Place)
+    assert place is not None
+    with place.open() as book, working("checking") as say:
+        done = book.repair(dry_run=dry_run, progress=lambda step: say(f"checking {step}"))
+    if as_json:
+        print_json({"ok": not done.left, **vars(done)})
+    else:
+        for text in done.mended:
+            print_line(f"{'would mend' if dry_run else 'mended'}: {text}")
+        for finding in done.left:
+            print_line(f"left: [{finding.check}] {finding.on}: {finding.what}")
+        print_line(f"{len(done.mended)} {'to mend' if dry_run else 'mended'}, {len(done.left)} left")
+    context.exit(1 if done.left else 0)
 
 
 @click.command(cls=BookCommand)

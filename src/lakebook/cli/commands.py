@@ -57,6 +57,14 @@ pass_place = click.make_pass_decorator(Place)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 limit_option = click.option("--limit", type=click.IntRange(min=1), help="Print at most this many.  [default: all]")
 yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+dry_run_option = click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+spark_log_option = click.option("--spark-log", is_flag=True, help="Let Spark's own log through to stderr.")
+property_option = click.option(
+    "--property", "properties", metavar="KEY=VALUE", multiple=True, help="A property; can be given several times."
+)
+namespace_option = click.option(
+    "--namespace", help="The table's namespace.  [default: what stands before the last dot of the name]"
+)
 
 
 def walk(fetch: Callable[[Any, int], Page[T]], limit: int | None) -> Iterator[T]:
@@ -65,15 +73,15 @@ def walk(fetch: Callable[[Any, int], Page[T]], limit: int | None) -> Iterator[T]
     return islice(every(lambda after: fetch(after, size)), limit)
 
 
-def pairs_of(texts: Iterable[str], on: str) -> dict[str, str]:
-    """`key=value` texts as a mapping."""
+def pairs_of(texts: Iterable[str], on: str, wrong: type[InvalidInput] = InvalidConfig) -> dict[str, str]:
+    """`key=value` texts as a mapping; one that is none raises the error that fits what they belong to."""
     pairs: dict[str, str] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise InvalidConfig(f"{shown(text)} is not a setting", on=on, remedy="Write it as key=value")
+            raise wrong(f"{shown(text)} is not a setting", on=on, remedy="Write it as key=value")
         if key in pairs:
-            raise InvalidConfig(f"{shown(key)} is given twice", on=on, remedy="Give every key once")
+            raise wrong(f"{shown(key)} is given twice", on=on, remedy="Give every key once")
         pairs[key] = value
     return pairs
 
@@ -87,14 +95,24 @@ def moment_of(text: str) -> datetime | None:
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
 
 
+def moment_given(text: str | None, option: str) -> datetime | None:
+    """The time that an option names, if it was given."""
+    if text is None:
+        return None
+    moment = moment_of(text)
+    if moment is None:
+        raise InvalidInput(f"{shown(text)} is not a time", on=option, remedy="Write it like 2026-01-31T12:00:00+00:00")
+    return moment
+
+
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask before something is deleted; where nobody can answer, refuse."""
+    """Ask before something is deleted or ended; where nobody can answer, refuse."""
     if yes:
         return
     if sys.stdin is None or not sys.stdin.isatty():
         raise InvalidInput(
-            "nothing was deleted, because there is no terminal to ask on",
+            "nothing was done, because there is no terminal to ask on",
             on="confirmation",
-            remedy="Add --yes to delete without a question",
+            remedy="Add --yes to do it without a question",
         )
     click.confirm(question, abort=True, err=True)

@@ -8,11 +8,14 @@ import sys
 import click
 
 import lakebook
-from lakebook.cli.book import doctor, init, metrics, migrate, verify
+from lakebook.cli.admin import admin
+from lakebook.cli.book import doctor, init, metrics, migrate, repair, verify
 from lakebook.cli.commands import BookGroup, Place
 from lakebook.cli.events import events
 from lakebook.cli.groups import groups
+from lakebook.cli.namespaces import namespaces
 from lakebook.cli.segments import segments
+from lakebook.cli.tables import tables
 from lakebook.cli.topics import topics
 from lakebook.clock import Clock, SystemClock
 
@@ -43,7 +46,21 @@ def cli(context: click.Context, target: str, warehouse: str | None) -> None:
     context.obj = Place(target, warehouse, clock)
 
 
-for command in (init, topics, groups, segments, events, verify, metrics, migrate, doctor):
+for command in (
+    init,
+    topics,
+    groups,
+    segments,
+    namespaces,
+    tables,
+    events,
+    verify,
+    repair,
+    metrics,
+    migrate,
+    doctor,
+    admin,
+):
     cli.add_command(command)
 
 

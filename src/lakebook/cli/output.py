@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
-from typing import Any
+from typing import IO, Any
 
 import click
 from rich import box
@@ -82,9 +83,22 @@ def print_error(error: LakebookError, *, json_wanted: bool) -> None:
     click.echo(as_json(error.as_dict(), line=True) if json_wanted else one_line(f"error: {error}"), err=True)
 
 
-def progress_console() -> Console | None:
-    """Where progress is shown, if somebody looks on."""
-    return Console(stderr=True, highlight=False) if sys.stderr.isatty() else None
+def progress_console(stream: IO[str] | None = None) -> Console | None:
+    """Where progress is shown, if somebody looks on: stderr, or a stream that stands for it."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        return None
+    return Console(file=stream, stderr=stream is None, highlight=False)
+
+
+@contextmanager
+def working(what: str, stream: IO[str] | None = None) -> Iterator[Callable[[str], None]]:
+    """Show on a terminal what is being done; what is yielded tells the next step."""
+    console = progress_console(stream)
+    if console is None:
+        yield lambda step: None
+        return
+    with console.status(Text(what)) as status:
+        yield lambda step: status.update(Text(one_line(step)))
 
 
 def shown_value(value: object) -> str:

@@ -64,7 +64,7 @@ def aligned(data: pa.Table, schema: Schema) -> pa.Table:
             _to_requested_schema(schema, given, batch, include_field_ids=True, format_model=ParquetFormatModel())
             for batch in data.to_batches()
         ]
-        return pa.Table.from_batches(batches).cast(marked) if batches else marked.empty_table()
+        return pa.Table.from_batches(batches).cast(marked) if batches else pa.Table.from_batches([], marked)
     except (ValueError, pa.ArrowException) as error:
         raise IncompatibleSchema(
             f"the rows do not fit the table's schema ({shown(str(error))})",
@@ -116,11 +116,6 @@ def file_schema(columns: pa.Schema, names: Schema) -> Schema:
 def projected(batch: pa.RecordBatch, schema: Schema, given: Schema) -> pa.RecordBatch:
     """A batch of a file, as rows of the asked-for schema: by field id at every depth."""
     return _to_requested_schema(schema, given, batch)
-
-
-def empty_rows(schema: Schema) -> pa.Table:
-    """No rows, with the columns of a schema."""
-    return plain_schema(schema).empty_table()
 
 
 def plain_schema(schema: Schema) -> pa.Schema:

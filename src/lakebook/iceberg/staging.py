@@ -68,10 +68,10 @@ def stage_insert(
     """Stage an empty table for an insert; the location Spark writes to."""
     location = store.uri(folder)
     staged = {
+        **properties,
         "write.data.path": store.uri(f"{folder}/{DATA}"),
         # Bounds as they are: by default strings are cut, and only some columns have any.
         "write.metadata.metrics.default": "full",
-        **properties,
     }
     if not spec.is_unpartitioned():
         # Without it a path would be made of partition values, which may be longer than a name can be.

@@ -7,7 +7,7 @@ only then is the folder removed, because from then on the attempt can never beco
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 
 from lakebook import failpoints
@@ -110,7 +110,7 @@ class Attempt:
             self.lake.registry.write(lambda transaction: stage_files(transaction, self.table, chunk, start))  # noqa: B023 - called at once
             begin += len(chunk)
             failpoints.reach("insert.chunk_staged")
-        return TableChange(change.operation, change.added, change.removed, change.summary, first)
+        return replace(change, first_staged_id=first)
 
     def abort(self) -> bool:
         """Fence it and remove what it wrote; whether it had not been committed after all."""

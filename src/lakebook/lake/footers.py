@@ -365,7 +365,8 @@ def _header(kind: int, number: int, previous: int) -> bytes:
     step = number - previous
     if 0 < step <= 15:
         return bytes((step << 4 | kind,))
-    return bytes((kind,)) + _varint_of(number << 1 if number >= 0 else ~number << 1 | 1)
+    # Never below zero: it is the row count, a field behind it, or one behind a pointer.
+    return bytes((kind,)) + _varint_of(number << 1)
 
 
 def _elements(source: bytes, position: int) -> tuple[int, int, int]:

@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 
 _STEPS = ("stage", "insert_data", "measure", "commit", "update_table_files", "update_table_statistics")
 _MOST_PROPERTIES = 100
+# What a table may tell Iceberg's writer. Where it writes, and what it records, is not among them.
+_WRITER = ("write.parquet.", "write.target-file-size-bytes", "write.distribution-mode", "write.spark.")
 
 
 @dataclass(frozen=True)
@@ -201,7 +203,7 @@ def insert_data(lake: Lake, table: TableRecord, attempt: Attempt, frame: DataFra
 def _writer_properties(lake: Lake, table: TableRecord, shape: TableShape) -> dict[str, str]:
     own = lake.metadata_of(table, shape.schema_version).properties
     codec = {"none": "uncompressed"}.get(shape.compression, shape.compression)
-    kept = {name: value for name, value in own.items() if name.startswith("write.")}
+    kept = {name: value for name, value in own.items() if name.startswith(_WRITER)}
     return {**kept, "write.parquet.compression-codec": codec}
 
 
@@ -319,7 +321,7 @@ def _write_file(lake: Lake, attempt: Attempt, shape: TableShape, rows: pa.Table,
     assert size is not None
     opened = open_footer(read_footer(lake.store, path, size), on=path)
     columns = footer_columns(opened, shape.schema)
-    stats = () if columns is None else stats_from_footer(columns, nan_counts(rows, shape.schema), ours=True)
+    stats = None if columns is None else stats_from_footer(columns, nan_counts(rows, shape.schema), ours=True)
     return WrittenFile(path, size, rows.num_rows, record, stats)
 
 
@@ -348,7 +350,7 @@ def add_files(
             files = [] if not relative else _foreign_files(lake, table, shape, relative)
         if not files:
             return nothing_done(table, "append", attempt.commit_id, steps)
-        change = TableChange("append", files, (), summary)
+        change = TableChange("append", files, (), summary, foreign=True)
         with steps.step("commit"):
             committed = attempt.commit(change)
         return report(lake, table, attempt, change, committed, steps)

@@ -13,6 +13,7 @@ from lakebook.iceberg.statistics import partition_stats, stats_from_manifest
 from lakebook.lake.footer_store import read_footers
 from lakebook.lake.footers import open_footer
 from lakebook.lake.lake import Lake, TableShape
+from lakebook.registry.file_stats import ColumnStats
 from lakebook.registry.table_files import NewFile
 from lakebook.spark.jobs import measure_on_executors
 from lakebook.storage.objects import Measured
@@ -30,7 +31,8 @@ class WrittenFile:
     size: int
     rows: int
     partition: Any
-    stats: tuple[Any, ...] = ()
+    #: None: nothing is known of its columns.
+    stats: tuple[ColumnStats, ...] | None
 
 
 def measure(lake: Lake, paths: Sequence[str], sizes: int, spark: Any = None) -> list[Measured]:
@@ -88,8 +90,8 @@ def parquet_files(
                 partition_path=partition_path(shape.spec, shape.schema, file.partition),
                 partition_values=partition_to_json(shape.spec, shape.schema, file.partition),
                 spec_id=shape.spec.spec_id,
-                has_statistics=True,
-                stats=file.stats + partition_stats(shape.spec, shape.schema, file.partition),
+                has_statistics=file.stats is not None,
+                stats=(file.stats or ()) + partition_stats(shape.spec, shape.schema, file.partition),
                 footer=footer,
             )
         )

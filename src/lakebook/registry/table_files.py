@@ -197,6 +197,8 @@ class TableChange:
     summary: Mapping[str, str] = field(default_factory=dict)
     #: The first of the ids under which footers and statistics were staged beforehand.
     first_staged_id: int | None = None
+    #: Whether others wrote the files: their paths may be in use already.
+    foreign: bool = False
 
 
 @dataclass(frozen=True)
@@ -287,6 +289,8 @@ def commit_change(transaction: Transaction, table: TableRecord, change: TableCha
     begun = tick()
     update_table_statistics(transaction, table, rows, files, size, now)
     counted = tick()
+    if change.foreign or transaction.retried_after is not None:
+        require_unused(transaction, [file.file_path for file in added])
     first_id = change.first_staged_id if change.first_staged_id is not None else before["last_file_id"] + 1
     if not staged:
         stage_files(transaction, table, added, first_id)
@@ -330,8 +334,6 @@ def update_table_files(
     now: int,
 ) -> None:
     """Enter new files, visible from this version on."""
-    if transaction.retried_after is not None or any(not file.has_field_ids for file in files):
-        require_unused(transaction, [file.file_path for file in files])
     rows = (
         {
             "table_id": table.id,

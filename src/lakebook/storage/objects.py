@@ -509,7 +509,7 @@ class _NewFile:
                 return act()
             except FileNotFoundError:
                 continue
-        raise OSError(errno.EBUSY, "its folder is removed again and again")
+        raise OSError(errno.EBUSY, "its folder cannot be made, or is removed again and again")
 
     def _make_folder(self) -> None:
         missing = []
@@ -518,10 +518,10 @@ class _NewFile:
             missing.append(folder)
             folder = os.path.dirname(folder)
         self._made = [*reversed(missing), *(known for known in self._made if known not in missing)]
-        try:
+        # It is raised for a file in the place of the folder, which opening it will tell, and also
+        # for a folder that was there for a moment.
+        with suppress(FileExistsError):
             os.makedirs(self._folder, exist_ok=True)
-        except FileExistsError:
-            raise NotADirectoryError(errno.ENOTDIR, "there is a file where a folder has to be") from None
 
     def _open(self) -> int:
         if hasattr(os, "O_TMPFILE") and os.path.isdir("/proc/self/fd"):

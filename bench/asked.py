@@ -1,0 +1,33 @@
+"""What a run is asked for, as every part of it gets to know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from bench.measure import Effort
+
+
+class Say(Protocol):
+    """Tells who watches what is being done."""
+
+    def __call__(self, what: str, done: int = 0, total: int | None = None) -> None: ...
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The options of a run."""
+
+    kinds: Sequence[str]
+    parts: Sequence[str]
+    quick: bool
+    effort: Effort
+    #: Numbers of segments.
+    segments: Sequence[int]
+    #: Rows that are inserted through Spark.
+    rows: int
+    #: Files that a table has when one more is committed.
+    files: Sequence[int]
+    #: Files of a table that is planned.
+    planned: Sequence[int]

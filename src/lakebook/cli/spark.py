@@ -1,0 +1,85 @@
+"""Spark for the commands that need it: started late, quiet, and stopped when the command ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, Any
+
+from lakebook.cli.output import working
+from lakebook.errors import SparkUnsuitable
+
+_STDOUT, _STDERR = 1, 2
+_MOST_LOG = 64 * 1024
+
+
+@contextmanager
+def spark_started(*, show_log: bool) -> Iterator[Any]:
+    """A Spark session for one command; one that is active already is used, and left as it is."""
+    session = _active()
+    if session is not None:
+        yield session
+        return
+    session = _start(show_log=show_log)
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+def _active() -> Any:
+    # Only who has loaded PySpark can have a session.
+    loaded = sys.modules.get("pyspark.sql")
+    return None if loaded is None else loaded.SparkSession.getActiveSession()
+
+
+def _start(*, show_log: bool) -> Any:
+    from lakebook.spark.session import reason_of, spark_session
+
+    with tempfile.TemporaryFile() as log:
+        try:
+            with _output_of_java(None if show_log else log):
+                return spark_session()
+        except ModuleNotFoundError:
+            raise SparkUnsuitable(
+                "PySpark is not installed", on="Spark", remedy="Install it with `pip install 'lakebook[spark]'`"
+            ) from None
+        except Exception as error:
+            last = _last_words(log)
+            raise SparkUnsuitable(
+                f"it cannot be started ({reason_of(error)}{f': {last}' if last else ''})",
+                on="Spark",
+                remedy="Run `lakebook doctor`, or look at all it says with --spark-log",
+            ) from error
+
+
+@contextmanager
+def _output_of_java(log: IO[bytes] | None) -> Iterator[None]:
+    """Let a Java that is started meanwhile write to a log, or to stderr: stdout is for results.
+
+    It keeps what it is born with, so that the two streams are this process's own again afterwards.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    ours = os.dup(_STDOUT), os.dup(_STDERR)
+    try:
+        with open(ours[1], "w", encoding="utf-8", closefd=False) as terminal, working("starting Spark", terminal):
+            os.dup2(_STDERR if log is None else log.fileno(), _STDOUT)
+            if log is not None:
+                os.dup2(log.fileno(), _STDERR)
+            yield
+    finally:
+        os.dup2(ours[0], _STDOUT)
+        os.dup2(ours[1], _STDERR)
+        for copy in ours:
+            os.close(copy)
+
+
+def _last_words(log: IO[bytes]) -> str:
+    """The last line of a log that is no part of a stack."""
+    log.seek(max(0, log.seek(0, os.SEEK_END) - _MOST_LOG))
+    lines = log.read().decode("utf-8", "replace").splitlines()
+    return next((line.strip()[:300] for line in reversed(lines) if line.strip() and not line[0].isspace()), "")

@@ -1,0 +1,496 @@
+"""What the processes of the table tests do: insert, replace, delete, read and clean; also a program that uses Spark.
+
+A child is forked from a server that has loaded all modules, because loading them takes longer
+than the work. It tells what it does as it does it: what was told stays told when it is killed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pyarrow as pa
+
+import lakebook
+from lakebook import Book, failpoints
+from lakebook.errors import FilesChanged, VersionExpired
+from lakebook.lake import attempts
+from lakebook.lake.attempts import Attempt
+from lakebook.lake.inserting import write_arrow
+from lakebook.lake.table import Table
+from lakebook.registry.table_files import PlannedFile, TableChange
+
+TABLE, SCHEMA = "numbers", "batch BIGINT, number BIGINT"
+#: Rows of a batch; a batch is there as a whole, or not at all.
+ROWS = 12
+#: Keys of the table that readers watch while its files are replaced.
+KEYS = 120
+
+#: Where a process comes by that works on tables, without and with Spark.
+POINTS = (
+    "transaction.begun",
+    "transaction.before_commit",
+    "transaction.after_commit",
+    "commit.opened",
+    "insert.reserved",
+    "insert.chunk_staged",
+    "insert.aborted",
+    "insert.arrow_written",
+    "change.written",
+    "change.committed",
+    "appender.rotated",
+    "expire.retired",
+    "clean.marked",
+    "clean.object_deleted",
+    "clean.forgotten",
+    "sweep.fenced",
+    "sweep.folder_deleted",
+    "lease.taken",
+)
+SPARK_POINTS = ("insert.staged", "insert.written", "insert.measured")
+
+_forks = get_context("forkserver")
+_forks.set_forkserver_preload(
+    ["lakebook.lake.tables", "lakebook.lake.cleaning", "lakebook.lake.checking", "psycopg", "pysqlite3"]
+)
+
+
+class Line:
+    """A child's end of the line to its test."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def tell(self, *fact: Any) -> None:
+        """Say something that stays said."""
+        self._connection.send(fact)
+
+    def stopped(self) -> bool:
+        """Whether the test wants the child to end."""
+        return self._connection.poll()
+
+
+Program = Callable[..., None]
+
+
+def _run(connection: Connection, points: str, program: Program, arguments: Sequence[Any]) -> None:
+    os.environ["LAKEBOOK_FAILPOINTS"] = points
+    failpoints.arm_from_environment()
+    line = Line(connection)
+    try:
+        program(line, *arguments)
+    except BaseException:
+        line.tell("failed", traceback.format_exc())
+        raise SystemExit(1) from None
+
+
+class Child:
+    """A process that runs one of the programs below, to be listened to, stopped, frozen or killed."""
+
+    def __init__(self, program: Program, *arguments: Any, points: str = "") -> None:
+        self.connection, other = _forks.Pipe()
+        self._process = _forks.Process(target=_run, args=(other, points, program, arguments), daemon=True)
+        self._process.start()
+        other.close()
+
+    @property
+    def pid(self) -> int:
+        """The process."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def facts(self) -> Iterator[tuple[Any, ...]]:
+        """What it tells, until it has ended."""
+        while True:
+            try:
+                fact = self.connection.recv()
+            except (EOFError, ConnectionResetError):
+                return
+            assert fact[0] != "failed", fact[1]
+            yield fact
+
+    def wait_for(self, kind: str) -> tuple[Any, ...]:
+        """The next fact of a kind."""
+        return next(fact for fact in self.facts() if fact[0] == kind)
+
+    def stop(self) -> None:
+        """Ask it to end."""
+        self.connection.send("stop")
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._process.kill()
+
+    def end(self) -> int:
+        """Wait for its end, and say how it ended."""
+        self._process.join(60)
+        code = self._process.exitcode
+        assert code is not None, "it does not end"
+        self.connection.close()
+        self._process.close()
+        return code
+
+    def wait_until_frozen(self) -> None:
+        """Return when it has stopped itself."""
+        for _ in range(1_000_000):
+            with open(f"/proc/{self.pid}/stat", encoding="ascii") as state:
+                if state.read().rpartition(")")[2].split()[0] == "T":
+                    return
+        raise AssertionError("it does not stop")
+
+    def wake(self) -> None:
+        """Let one that has stopped itself go on."""
+        os.kill(self.pid, signal.SIGCONT)
+
+
+# --- changes without Spark -----------------------------------------------------
+
+
+def rows_of(batch: int) -> pa.Table:
+    """The rows of a batch."""
+    return pa.table({"batch": [batch] * ROWS, "number": list(range(ROWS))})
+
+
+def replace_files(book: Book, table: Table, files: Sequence[PlannedFile], parts: Sequence[pa.Table]) -> int:
+    """Replace files by the same rows in other files, one for each part; the new version."""
+    lake, record = book.lake, table.record
+    shape = lake.shape_of(record, record.schema_version)
+    with Attempt(lake, record) as attempt:
+        added = [file for part in parts for file in write_arrow(lake, record, attempt, shape, part)]
+        return attempt.commit(TableChange("replace", added, [file.id for file in files])).version
+
+
+def insert_in_files(book: Book, table: Table, parts: Sequence[pa.Table]) -> None:
+    """Insert rows in one change, in one file for each part."""
+    lake, record = book.lake, table.record
+    shape = lake.shape_of(record, record.schema_version)
+    with Attempt(lake, record) as attempt:
+        added = [file for part in parts for file in write_arrow(lake, record, attempt, shape, part)]
+        failpoints.reach("insert.arrow_written")
+        attempt.commit(TableChange("append", added))
+
+
+def halves(rows: pa.Table) -> list[pa.Table]:
+    """The same rows in two parts."""
+    middle = rows.num_rows // 2
+    return [rows.slice(0, middle), rows.slice(middle)]
+
+
+def leave_behind(book: Book, table: Table) -> None:
+    """Begin an insert, write a file, and never come back to it."""
+    lake, record = book.lake, table.record
+    attempt = Attempt(lake, record).__enter__()
+    write_arrow(lake, record, attempt, lake.shape_of(record, record.schema_version), rows_of(-1))
+    lake.renewals.let_go(attempt.commit_id)
+
+
+# --- everything in turn, until it is killed ------------------------------------
+
+
+class Worker:
+    """Does everything in turn that changes or reads the table, and tells of it."""
+
+    def __init__(self, book: Book, line: Line, seed: int) -> None:
+        self._book, self._line = book, line
+        self._table = book.table(TABLE)
+        self._chance = random.Random(seed)
+        self._numbers = itertools.count(seed * 1_000_000)
+        self._batches = set(self._table.to_arrow(columns=["batch"])["batch"].to_pylist())
+        self._ended: list[PlannedFile] = []
+
+    def _begin(self, added: Sequence[int] = (), removed: Sequence[int] = ()) -> None:
+        self._change = set(added), set(removed)
+        self._line.tell("begin", list(added), list(removed))
+
+    def _done(self) -> None:
+        self._line.tell("done")
+        self._batches = (self._batches | self._change[0]) - self._change[1]
+
+    def _new_batches(self, number: int) -> list[int]:
+        return list(itertools.islice(self._numbers, number))
+
+    def _some_batch(self) -> int:
+        return self._chance.choice(sorted(self._batches))
+
+    def insert(self) -> None:
+        """One batch in one file."""
+        (batch,) = self._new_batches(1)
+        self._begin([batch])
+        self._table.insert_arrow(rows_of(batch))
+        self._done()
+
+    def insert_many(self) -> None:
+        """More files than one transaction takes: footers and statistics are staged."""
+        batches = self._new_batches(3)
+        self._begin(batches)
+        insert_in_files(self._book, self._table, [rows_of(batch) for batch in batches])
+        self._done()
+
+    def append(self) -> None:
+        """An appender that makes a file of each batch, and commits two files at a time."""
+        waiting: list[int] = []
+
+        def committed(_: Any) -> None:
+            self._done()
+            waiting.clear()
+
+        with self._table.appender(max_rows=ROWS, max_age=3600, files_per_commit=2, on_commit=committed) as appender:
+            for batch in self._new_batches(3):
+                waiting.append(batch)
+                self._begin(waiting)
+                appender.append(rows_of(batch))
+
+    def replace(self) -> None:
+        """The files of a batch by others; what a reader sees stays the same."""
+        batch = self._some_batch()
+        with self._table.pin() as pinned:
+            files = list(pinned.plan(f"batch = {batch}"))
+            rows = pinned.to_arrow(f"batch = {batch}")
+        self._begin()
+        replace_files(self._book, self._table, files, halves(rows))
+        self._done()
+        self._ended = files
+
+    def replace_too_late(self) -> None:
+        """A change of files that are gone: refused, and nothing of it stays."""
+        try:
+            replace_files(self._book, self._table, self._ended, [rows_of(-1)])
+        except FilesChanged:
+            return
+        raise AssertionError("files were ended twice")
+
+    def delete(self) -> None:
+        """A batch, which is all there is in its files."""
+        batch = self._some_batch()
+        self._begin([], [batch])
+        self._table.delete(f"batch = {batch}")
+        self._done()
+
+    def read(self) -> None:
+        """All rows, under a lease."""
+        with self._table.pin() as pinned:
+            found = sorted(pinned.to_arrow(columns=["batch"])["batch"].to_pylist())
+        assert found == sorted(list(self._batches) * ROWS)
+
+    def leave_behind(self) -> None:
+        """An insert that nobody goes on with."""
+        leave_behind(self._book, self._table)
+
+    def drop(self) -> None:
+        """A table that lives for a moment."""
+        name = f"short_lived_{next(self._numbers)}"
+        self._book.tables.create(name, SCHEMA).insert_arrow(rows_of(1))
+        self._book.tables.drop(name)
+
+    def clean(self) -> None:
+        """All that a janitor does."""
+        self._book.cleaner.expire(seconds=0, versions=1)
+        self._book.cleaner.delete_expired_temporary_files()
+        self._book.cleaner.sweep()
+
+    def go_on(self) -> None:
+        """Everything, again and again."""
+        while True:
+            for step in (
+                self.insert,
+                self.append,
+                self.insert_many,
+                self.replace,
+                self.replace_too_late,
+                self.delete,
+                self.read,
+                self.leave_behind,
+                self.drop,
+                self.clean,
+            ):
+                step()
+                self._line.tell("step", step.__name__)
+            while len(self._batches) > 10:
+                self.delete()
+
+
+def stage_early() -> None:
+    """Stage the footers and statistics of few files, as it is done for many."""
+    attempts.CHUNK = 2  # type: ignore[attr-defined]
+
+
+def work_until_killed(line: Line, target: str, settings: dict[str, Any], seed: int) -> None:
+    """Everything in turn."""
+    stage_early()
+    with lakebook.open(target, **settings) as book:
+        line.tell("ready")
+        Worker(book, line, seed).go_on()
+
+
+# --- one thing, once -----------------------------------------------------------
+
+
+def insert_frozen(line: Line, target: str, settings: dict[str, Any], point: str, batches: Sequence[int]) -> None:
+    """Insert batches, but stop at a failpoint as a process does whose machine is suspended."""
+    stage_early()
+
+    def freeze() -> None:
+        line.tell("freezing")
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    with lakebook.open(target, **settings) as book, failpoints.armed(point, freeze):
+        try:
+            insert_in_files(book, book.table(TABLE), [rows_of(batch) for batch in batches])
+        except lakebook.errors.LakebookError as error:
+            line.tell("refused", type(error).__name__)
+        else:
+            line.tell("inserted")
+
+
+def insert_batches(line: Line, target: str, settings: dict[str, Any], first: int, number: int) -> None:
+    """Insert batches one after the other, beside others who do the same."""
+    with lakebook.open(target, **settings) as book:
+        for batch in range(first, first + number):
+            book.table(TABLE).insert_arrow(rows_of(batch))
+            line.tell("inserted", batch)
+
+
+def rewrite_batch(line: Line, target: str, settings: dict[str, Any], batch: int, times: int) -> None:
+    """Replace the files of one batch again and again; whoever does so with another batch is not met."""
+    with lakebook.open(target, **settings) as book:
+        table = book.table(TABLE)
+        for _ in range(times):
+            files = list(table.plan(f"batch = {batch}"))
+            replace_files(book, table, files, halves(rows_of(batch)))
+            line.tell("replaced")
+
+
+def rewrite_once(line: Line, target: str, settings: dict[str, Any], batch: int) -> None:
+    """Replace the files of a batch when told to, as others do at the same time."""
+    with lakebook.open(target, **settings) as book:
+        table = book.table(TABLE)
+        files = list(table.plan(f"batch = {batch}"))
+        line.tell("ready")
+        while not line.stopped():
+            pass
+        try:
+            replace_files(book, table, files, halves(rows_of(batch)))
+        except FilesChanged:
+            line.tell("refused")
+        else:
+            line.tell("replaced")
+
+
+def hold_lease(line: Line, target: str, settings: dict[str, Any]) -> None:
+    """Pin the newest version until killed."""
+    with lakebook.open(target, **settings) as book, book.table(TABLE).pin() as pinned:
+        line.tell("pinned", pinned.version)
+        while not line.stopped():
+            pass
+
+
+# --- readers, writers and a cleaner at once ------------------------------------
+
+
+def keyed(keys: Sequence[int]) -> pa.Table:
+    """Rows whose second column follows from the first, so that a wrong row shows."""
+    return pa.table({"batch": list(keys), "number": [key * key for key in keys]})
+
+
+def replace_until_stopped(line: Line, target: str, settings: dict[str, Any], seed: int) -> None:
+    """Put the keys of a few files into other files, again and again."""
+    chance = random.Random(seed)
+    with lakebook.open(target, **settings) as book:
+        table = book.table(TABLE)
+        while not line.stopped():
+            with table.pin() as pinned:
+                files = list(pinned.plan())
+                chosen = chance.sample(files, min(len(files), chance.randint(1, 3)))
+                bounds = [file.id for file in chosen]
+                rows = [row for file in chosen for row in _keys_of(book, file)]
+            chance.shuffle(rows)
+            try:
+                version = replace_files(book, table, chosen, _in_parts(chance, rows, len(files)))
+            except FilesChanged:
+                line.tell("conflict", bounds)
+            else:
+                line.tell("replaced", version)
+
+
+def _keys_of(book: Book, file: PlannedFile) -> list[int]:
+    import pyarrow.parquet as pq
+
+    with book.lake.store.open(file.file_path) as stream:
+        return list(pq.read_table(stream, columns=["batch"])["batch"].to_pylist())
+
+
+def _in_parts(chance: random.Random, keys: Sequence[int], files: int) -> list[pa.Table]:
+    # Few files grow in number, many shrink.
+    number = min(len(keys), chance.randint(1, 2 if files > 12 else 5))
+    cuts = sorted(chance.sample(range(1, len(keys)), number - 1))
+    return [keyed(keys[start:end]) for start, end in itertools.pairwise([0, *cuts, len(keys)])]
+
+
+def check_rows(rows: pa.Table, keys: Sequence[int]) -> None:
+    """Exactly these keys, each once and with its own value."""
+    found = sorted(zip(rows["batch"].to_pylist(), rows["number"].to_pylist(), strict=True))
+    assert found == [(key, key * key) for key in keys], found
+
+
+def read_until_stopped(line: Line, target: str, settings: dict[str, Any], seed: int) -> None:
+    """Read in every way there is; each version has every key once."""
+    chance = random.Random(seed)
+    with lakebook.open(target, **settings) as book:
+        table = book.table(TABLE)
+        while not line.stopped():
+            try:
+                older = table.version - chance.choice([0, 0, 1, 2])
+                pin = table.pin(version=older) if chance.random() < 0.3 else table.pin()
+            except VersionExpired:
+                line.tell("expired")
+                continue
+            with pin as pinned:
+                low = chance.randrange(KEYS)
+                high = chance.randint(low, KEYS)
+                for _ in range(chance.randint(1, 3)):
+                    check_rows(pinned.to_arrow(), range(KEYS))
+                    check_rows(pinned.to_arrow(f"batch >= {low} AND batch < {high}"), range(low, high))
+                    assert pinned.count() == KEYS
+                line.tell("read", pinned.version)
+
+
+def clean_until_stopped(line: Line, target: str, settings: dict[str, Any]) -> None:
+    """Keep no history, and delete at once what nobody holds."""
+    with lakebook.open(target, **settings) as book:
+        cleaner = book.cleaner
+        while not line.stopped():
+            cleaner.expire(seconds=0, versions=1)
+            cleaned = cleaner.delete_expired_temporary_files(wait=False)
+            swept = cleaner.sweep()
+            assert not cleaned.failed, cleaned.failed
+            assert not swept.failed, swept.failed
+            # Everybody renews in time: a live insert or lease is never taken for dead.
+            assert swept.fenced == cleaned.dead_leases == 0
+            if cleaned.files:
+                line.tell("deleted", cleaned.files)
+
+
+# --- Spark ---------------------------------------------------------------------
+
+
+def main(target: str, settings: str, batch: str) -> None:
+    """Insert a batch with Spark; a failpoint ends the process on the way."""
+    from lakebook.spark.session import spark_session
+
+    with lakebook.open(target, **json.loads(settings)) as book:
+        spark = spark_session("killed", master="local[1]")
+        frame = spark.createDataFrame(rows_of(int(batch)).to_pylist(), SCHEMA)
+        book.table(TABLE).insert(frame)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,112 @@
+"""A process that works on tables is killed again and again; what it was told is there, and nothing is left over."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import table_writers
+import writers
+from books import POSTGRESQL, SQLITE, Place
+from lakebook import failpoints
+from table_facts import IMPATIENT, Told, check_that_only_what_counts_is_left, objects_of, with_own_warehouse
+from table_writers import SCHEMA, TABLE, Child, work_until_killed
+
+KILLS = int(os.environ.get("LAKEBOOK_TEST_KILLS", "20"))
+
+
+@pytest.fixture(params=[SQLITE, POSTGRESQL])
+def place(request: pytest.FixtureRequest, make_place: Callable[..., Place], tmp_path: Path) -> Place:
+    return with_own_warehouse(make_place(request.param), tmp_path)
+
+
+def start(place: Place, seed: int, points: str = "") -> Child:
+    return Child(work_until_killed, place.target, {**place.settings, **IMPATIENT}, seed, points=points)
+
+
+def work_for_a_while(place: Place, seed: int, told: Told, facts: int) -> None:
+    """A child that is killed after it has told so much."""
+    child = start(place, seed)
+    heard = told.hear(child.facts())
+    for _ in zip(heard, range(facts), strict=False):
+        pass
+    child.kill()
+    # What it told before it was killed counts too.
+    for _ in heard:
+        pass
+    assert child.end() == -signal.SIGKILL
+
+
+def test_a_worker_killed_at_random_loses_nothing_it_acknowledged(place: Place, soak: Callable[[str], None]) -> None:
+    book = place.open()
+    book.tables.create(TABLE, SCHEMA)
+    chance = random.Random(KILLS)
+    told = Told()
+    for number in range(KILLS):
+        work_for_a_while(place, number + 1, told, chance.randrange(1, 80))
+        told.check(book)
+    check_that_only_what_counts_is_left(place)
+    told.check(book)
+    soak(
+        f"{place.kind}: a worker on tables killed {KILLS} times, {told.changes:,} acknowledged changes all kept once,"
+        " verify found nothing, no file was left over"
+    )
+
+
+@pytest.mark.parametrize("point", table_writers.POINTS)
+def test_a_worker_killed_at_each_failpoint_leaves_a_sound_table(place: Place, point: str) -> None:
+    book = place.open()
+    book.tables.create(TABLE, SCHEMA)
+    told = Told()
+    for count in (1, 4, 23) if point.startswith("transaction") else (1, 3):
+        child = start(place, count, f"{point}=kill@{count}")
+        for _ in told.hear(child.facts()):
+            pass
+        assert child.end() == -signal.SIGKILL
+        told.check(book)
+    # The next one goes on, whatever the former left.
+    work_for_a_while(place, 99, told, 30)
+    told.check(book)
+    check_that_only_what_counts_is_left(place)
+    told.check(book)
+
+
+def test_an_insert_with_spark_killed_at_each_failpoint_leaves_a_sound_table(
+    make_place: Callable[..., Place],
+) -> None:
+    place = make_place(SQLITE)
+    book = place.open()
+    book.tables.create(TABLE, SCHEMA)
+    for number, point in enumerate(table_writers.SPARK_POINTS):
+        child = subprocess.Popen(
+            [sys.executable, table_writers.__file__, place.target, json.dumps(IMPATIENT), str(number)],
+            env={**os.environ, "LAKEBOOK_FAILPOINTS": f"{point}=kill@1"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        _, said = child.communicate(timeout=200)
+        # The virtual machine may outlive its Python for a moment.
+        os.killpg(child.pid, signal.SIGKILL)
+        assert child.returncode == -signal.SIGKILL, said
+        assert objects_of(book), point
+        told = Told()
+        told.check(book)
+    check_that_only_what_counts_is_left(place)
+    assert objects_of(book) == set()
+
+
+def test_every_failpoint_is_swept() -> None:
+    # The migrations have tests of their own.
+    migrations = {point for point in failpoints.POINTS if point.startswith("migration.")}
+    swept = {*writers.POINTS, *table_writers.POINTS, *table_writers.SPARK_POINTS}
+    assert swept | migrations == set(failpoints.POINTS)

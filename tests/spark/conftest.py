@@ -1,0 +1,44 @@
+"""One Spark session for all tests of a process, and a book that leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+import lakebook
+from lakebook import Book
+from lakebook.spark.session import spark_session
+from spark.rows import known_files, remains, warehouse_of
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    settings = {
+        "spark.sql.shuffle.partitions": "2",
+        "spark.default.parallelism": "2",
+        "spark.driver.memory": "1g",
+        # The rows are few: compiling a plan into Java would be most of the work.
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.session.timeZone": "UTC",
+    }
+    session = spark_session("lakebook-tests", master="local[2]", **settings)
+    session.sparkContext.setLogLevel("ERROR")
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Iterator[Book]:
+    """A book of its own. In the end it is sound, and its warehouse has its tables' files and nothing else."""
+    opened = lakebook.open(tmp_path / "book")
+    try:
+        yield opened
+        found = opened.verify()
+        known, folder = known_files(opened), warehouse_of(opened)
+    finally:
+        opened.close()
+    assert (found.findings, found.unfinished) == ((), ())
+    assert remains(folder) == known
