@@ -17,10 +17,19 @@ import lakebook
 from lakebook import errors
 from lakebook.cli.main import cli
 from lakebook.config import Settings
+from lakebook.iceberg.evolution import SchemaUpdate
+from lakebook.lake.checking import Repaired
+from lakebook.lake.cleaning import Cleaned, Expired, Swept
+from lakebook.lake.extremes import Extremes
+from lakebook.lake.leasing import Lease
+from lakebook.lake.table import ColumnDescription
 from lakebook.metrics import GAUGES, Metrics
 from lakebook.registry import schema
 from lakebook.registry.events import EventLog
+from lakebook.registry.history import TableVersion
 from lakebook.registry.stream_checks import Finding, Verification
+from lakebook.registry.table_files import PlannedFile
+from lakebook.registry.tables import Namespace, TableMetadata, TableRecord
 from lakebook.registry.topic_config import KEYS, USER_PREFIX
 from lakebook.storage.warehouse import Warehouse
 
@@ -28,7 +37,27 @@ FOLDER = Path(__file__).parent / "reference"
 NOTE = "<!-- Written by `make docs` from the code; change it there. -->\n\n"
 
 # What one meets through a book without importing it.
-REACHED = (EventLog, Metrics, Settings, Verification, Finding, Warehouse)
+REACHED = (
+    EventLog,
+    Metrics,
+    Settings,
+    Verification,
+    Finding,
+    Repaired,
+    Warehouse,
+    TableRecord,
+    TableMetadata,
+    TableVersion,
+    ColumnDescription,
+    Namespace,
+    PlannedFile,
+    Extremes,
+    Lease,
+    SchemaUpdate,
+    Expired,
+    Cleaned,
+    Swept,
+)
 
 
 def documented(thing: Any) -> str:

@@ -190,7 +190,7 @@ def _check_temporary_files(gauges: dict[str, float]) -> Check:
         "temporary files",
         Status.WARN,
         f"the grace of {expired} of {waiting} files has passed, and they are still there",
-        "Remove the files that list_temporary_files names, or look why whoever does that has stopped",
+        "Run `lakebook admin delete-expired-temp`",
     )
 
 
@@ -207,7 +207,7 @@ def _check_deletions(registry: Registry) -> Check:
         "deletions",
         Status.WARN,
         f"{len(names)} deleted topic(s) are not emptied yet: {', '.join(names[:5])}{' …' if len(names) > 5 else ''}",
-        "If no deletion is under way, finish them with purge_deleted_topics",
+        "If no deletion is under way, finish them with `lakebook admin purge-topics`",
     )
 
 
@@ -231,7 +231,7 @@ def java_banner() -> str | None:
 
 def check_java(banner: str | None) -> Check:
     """Judge what `java -version` said."""
-    remedy = f"Install Java {JAVA_VERSION} or newer; only pipelines on Spark need it"
+    remedy = f"Install Java {JAVA_VERSION} or newer; only inserts and reads on Spark need it"
     if banner is None:
         return Check("java", Status.WARN, "no Java was found", remedy)
     # "1.8.0_292" until Java 8, "17.0.15" or "21" since.
@@ -256,7 +256,7 @@ def check_spark(version: str | None) -> Check:
     """Judge the version of PySpark."""
     remedy = "pip install lakebook[spark]"
     if version is None:
-        return Check("spark", Status.WARN, "PySpark is not installed; only pipelines need it", remedy)
+        return Check("spark", Status.WARN, "PySpark is not installed; only inserts and reads on Spark need it", remedy)
     if version != SPARK_VERSION and not version.startswith(f"{SPARK_VERSION}."):
         return Check("spark", Status.WARN, f"PySpark {version} is not {SPARK_VERSION}", remedy)
     return Check("spark", Status.OK, f"PySpark {version}")

@@ -100,7 +100,7 @@ KINDS = sorted(VALUES)
 #: Types whose values are of one order, because the first may become the second.
 PROMOTIONS = [("int", "long"), ("float", "double"), ("decimal(9, 2)", "decimal(38, 2)")]
 MIDNIGHT = datetime(2024, 1, 1, tzinfo=UTC).replace(tzinfo=None)
-modest = settings(max_examples=40, deadline=None)
+modest = settings(max_examples=25, deadline=None)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -300,7 +300,7 @@ KEYS = (
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.tuples(KEYS, KEYS).map(sorted), st.none() | KEYS, st.none() | KEYS)
 def test_a_search_never_misses_an_interval_that_it_touches(interval: list[int], a: int | None, b: int | None) -> None:
     low, high = interval

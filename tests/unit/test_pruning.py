@@ -227,7 +227,7 @@ def matches(case: Case, engine: Engine) -> list[bool]:
     return [truth(case.expr, row, engine) is True for row in case.rows]
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=600, deadline=None)
 @given(SEEDS)
 def test_no_row_is_hidden_and_none_is_promised_that_is_not_there(seed: int) -> None:
     case = a_case(seed)
@@ -240,7 +240,7 @@ def test_no_row_is_hidden_and_none_is_promised_that_is_not_there(seed: int) -> N
             assert all(found), (engine, case)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(SEEDS)
 def test_an_index_finds_every_file_that_has_a_matching_row(seed: int) -> None:
     case = a_case(seed)
@@ -542,7 +542,7 @@ def test_the_partition_of_a_matching_row_is_never_hidden(kind: str, name: str) -
     spec = PartitionSpec(PartitionField(1, 1000, transform, "p"))
     apply, result = transform.transform(source), str(transform.result_type(source))
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=25, deadline=None)
     @given(SEEDS)
     def check(seed: int) -> None:
         random = Random(seed)

@@ -443,6 +443,19 @@ def test_an_object_and_the_folders_made_for_it_are_synced(
     assert {(root / "data/7/b").stat().st_ino, (root / "data/7").stat().st_ino} == synced
 
 
+def test_what_is_made_durable_later_is_not_synced_at_once(
+    folder: ObjectStore, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = inodes_synced(monkeypatch)
+    folder.put_new("data/a", b"1", durable=False)
+    with folder.create("data/b", durable=False) as file:
+        file.write(b"2")
+    assert synced == set()
+    assert paths(folder) == ["data/a", "data/b"]
+    folder.make_durable(["data/a", "data/b"])
+    assert synced == {(root / place).stat().st_ino for place in ("data/a", "data/b", "data", ".")}
+
+
 def test_what_others_wrote_is_made_durable(folder: ObjectStore, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"data/{part}/deep/{n}" for part in "ab" for n in range(20)]
     for name in names:

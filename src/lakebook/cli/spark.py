@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -13,7 +14,8 @@ from lakebook.cli.output import working
 from lakebook.errors import SparkUnsuitable
 
 _STDOUT, _STDERR = 1, 2
-_MOST_LOG = 64 * 1024
+_MOST_LOG = 256 * 1024
+_COMPLAINT = re.compile(r"exception|error|no such file|is not set", re.IGNORECASE)
 
 
 @contextmanager
@@ -48,9 +50,9 @@ def _start(*, show_log: bool) -> Any:
                 "PySpark is not installed", on="Spark", remedy="Install it with `pip install 'lakebook[spark]'`"
             ) from None
         except Exception as error:
-            last = _last_words(log)
+            reasons = filter(None, (reason_of(error).rstrip("."), _complaint(log)))
             raise SparkUnsuitable(
-                f"it cannot be started ({reason_of(error)}{f': {last}' if last else ''})",
+                f"it cannot be started ({': '.join(reasons)})",
                 on="Spark",
                 remedy="Run `lakebook doctor`, or look at all it says with --spark-log",
             ) from error
@@ -78,8 +80,8 @@ def _output_of_java(log: IO[bytes] | None) -> Iterator[None]:
             os.close(copy)
 
 
-def _last_words(log: IO[bytes]) -> str:
-    """The last line of a log that is no part of a stack."""
-    log.seek(max(0, log.seek(0, os.SEEK_END) - _MOST_LOG))
-    lines = log.read().decode("utf-8", "replace").splitlines()
-    return next((line.strip()[:300] for line in reversed(lines) if line.strip() and not line[0].isspace()), "")
+def _complaint(log: IO[bytes]) -> str:
+    """The line of a log that says what went wrong: the first that looks like it, or else the last."""
+    log.seek(0)
+    lines = [line.strip()[:300] for line in log.read(_MOST_LOG).decode("utf-8", "replace").splitlines() if line.strip()]
+    return next(filter(_COMPLAINT.search, lines), lines[-1] if lines else "")

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import ROUND_FLOOR, Decimal
+from itertools import count
 from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
@@ -130,7 +131,7 @@ def parse_where(where: str | ice.BooleanExpression | Predicate | None, schema: S
 
     def leaf(node: Any, negated: bool) -> Predicate:
         if isinstance(node, Test):
-            return _bind(_inverse(node.op, negated), node.values, columns.by_id(node.field_id))
+            return _bind(_inverse(node.op, negated), tuple(node.values), columns.by_id(node.field_id))
         op = _OPS.get(type(node))
         if op is None:
             raise InvalidPredicate(f"{shown(node)} is not a test that is known", on="predicate")
@@ -140,7 +141,7 @@ def parse_where(where: str | ice.BooleanExpression | Predicate | None, schema: S
 
 
 def _inverse(op: Op, negated: bool) -> Op:
-    return INVERSE[op] if negated else op
+    return INVERSE.get(op, op) if negated else op
 
 
 def _shape(node: Any) -> Shape:
@@ -162,7 +163,7 @@ def _shape(node: Any) -> Shape:
 # The text in single quotes is what the library's parser takes for one.
 _TOKEN = re.compile(
     r"""
-      (?P<text>   '(?:[^'\n\r\\]|''|\\(?:[^x]|x[0-9a-fA-F]+))*')
+      (?P<text>   '(?:[^'\n\r\\]|''|\\(?:[^x]|x[0-9a-fA-F]+))*+')
     | (?P<binary> [xX]'[^']*')
     | (?P<name>   "(?:[^"]|"")*")
     | (?P<word>   [A-Za-z_][A-Za-z0-9_$]*)
@@ -172,6 +173,8 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.ASCII,
 )
+# Words that stand for quoted names and binary values while the library reads.
+_PLACEHOLDER = re.compile("_[0-9]+_")
 
 
 @dataclass
@@ -205,9 +208,8 @@ def _read(text: str) -> _Text:
     if not text.strip():
         raise InvalidPredicate("the condition is empty", on="predicate", remedy=_EXAMPLE)
     read = _Text()
-    mark = "_"
-    while mark in text:
-        mark += "$"
+    taken = set(_PLACEHOLDER.findall(text))
+    free = (word for word in map("_{}_".format, count()) if word not in taken)
     pieces: list[str] = []
     places: list[tuple[int, int]] = []
     length = depth = 0
@@ -218,7 +220,7 @@ def _read(text: str) -> _Text:
             raise _unreadable(text, match.start(), f"the quote {piece} is not closed in its line")
         if kind == "name":
             name = piece[1:-1].replace('""', '"')
-            placeholder = f"{mark}{len(read.names)}_"
+            placeholder = next(free)
             read.names[placeholder] = name
             piece = f" {placeholder} "  # It must not grow together with a word beside it.
         elif kind == "binary":
@@ -226,7 +228,7 @@ def _read(text: str) -> _Text:
                 value = bytes.fromhex(piece[2:-1])
             except ValueError:
                 raise _unreadable(text, match.start(), "a binary value has two hexadecimal digits per byte") from None
-            placeholder = f"{mark}{len(read.binaries)}_"
+            placeholder = next(free)
             read.binaries[placeholder] = value
             piece = f"'{placeholder}'"
         elif kind == "text" and before.lower() == "like":
@@ -401,6 +403,8 @@ _NO_ZONE = "Write the time without a zone, such as '2024-01-31T10:00:00'"
 
 def _bind(op: Op, values: tuple[Any, ...], column: _Column) -> Predicate:
     """A test of a column with values of the column's own type that is true for the same rows."""
+    if op not in INVERSE:
+        raise column.refusal(f"there is no operation {shown(op)}", f"The operations are {', '.join(INVERSE)}")
     if op in ("is_null", "not_null"):
         return column.test(op)
     if op in ("is_nan", "not_nan"):

@@ -9,12 +9,21 @@ from typing import Any
 import pyarrow as pa
 from pyarrow.parquet import FileMetaData
 from pyiceberg.manifest import DataFile
-from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.typedef import Record
 
-from lakebook.errors import LakebookError
-from lakebook.iceberg.bounds import NOTHING, UNBOUNDED, ColumnBounds, encode, from_iceberg, sort_key, width_class
+from lakebook.errors import InvalidFile, LakebookError
+from lakebook.iceberg.bounds import (
+    NOTHING,
+    UNBOUNDED,
+    ColumnBounds,
+    decode,
+    encode,
+    from_iceberg,
+    sort_key,
+    width_class,
+)
 from lakebook.iceberg.schemas import LeafField, leaf_fields
 from lakebook.predicates import FLOATING
 from lakebook.registry.file_stats import ColumnStats
@@ -99,6 +108,38 @@ def partition_stats(spec: PartitionSpec, schema: Schema, record: Record) -> tupl
         bounds = ColumnBounds(encoded, encoded, 1, nulls, nans)
         found.append(column_stats(-field.field_id, kind, bounds, is_exact=True))
     return tuple(found)
+
+
+_NUMBERS = ("int", "long", "date", "time", "timestamp", "timestamptz")
+
+
+def partition_of(spec: PartitionSpec, schema: Schema, stats: Sequence[ColumnStats]) -> Record:
+    """The partition of a file that others wrote, from the bounds of its columns; its rows must be of one."""
+    known = {item.field_id: item for item in stats}
+    values = []
+    for field in spec.fields:
+        kind = str(schema.find_type(field.source_id))
+        found = known.get(field.source_id)
+        values.append(_only_value(field, kind, found, schema))
+    return Record(*values)
+
+
+def _only_value(field: PartitionField, kind: str, stats: ColumnStats | None, schema: Schema) -> Any:
+    if stats is not None and stats.width == NOTHING:
+        return None
+    if stats is not None and stats.lower is not None and stats.upper is not None and stats.null_count == 0:
+        nan_free = kind not in FLOATING or stats.nan_count == 0
+        ends = (stats.lower, stats.upper)
+        transform = field.transform.transform(schema.find_type(field.source_id))
+        # A date or a time in Iceberg's own number, which is also its key in the index.
+        least, largest = (transform(sort_key(kind, end) if kind in _NUMBERS else decode(kind, end)) for end in ends)
+        if nan_free and least == largest and (field.transform.preserves_order or stats.lower == stats.upper):
+            return least
+    raise InvalidFile(
+        f"it cannot be told that all its rows are of one partition by {field.name!r}",
+        on="file",
+        remedy="Write one file per partition, with column statistics, or insert its rows with Spark",
+    )
 
 
 # --- footers -------------------------------------------------------------------

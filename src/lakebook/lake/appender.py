@@ -17,8 +17,9 @@ from lakebook import failpoints
 from lakebook.errors import InvalidInput, LakebookError, TerminalError
 from lakebook.iceberg.arrow_files import aligned, plain_schema
 from lakebook.lake.attempts import Attempt
-from lakebook.lake.inserting import InsertReport, Steps, check_properties, one_clear_error, report, write_arrow
+from lakebook.lake.inserting import InsertReport, check_properties, one_clear_error, report, write_arrow
 from lakebook.lake.lake import Lake
+from lakebook.lake.steps import Steps
 from lakebook.names import shown
 from lakebook.registry.table_files import NewFile, TableChange
 from lakebook.registry.tables import TableRecord
@@ -165,7 +166,7 @@ class Appender:
 
     def _commit(self) -> InsertReport:
         assert self._attempt is not None
-        attempt, steps = self._attempt, Steps(self._lake)
+        attempt, steps = self._attempt, Steps(self._lake.clock)
         change = TableChange("append", tuple(self._files), (), self._summary)
         try:
             with steps.step("commit"):

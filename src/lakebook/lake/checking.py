@@ -15,10 +15,9 @@ from lakebook.lake.attempts import DATA
 from lakebook.lake.cleaning import Cleaner, LeaseWatch
 from lakebook.lake.footer_store import mend_footer, read_footer
 from lakebook.lake.footers import open_footer, upgraded
-from lakebook.lake.json_rows import count_lines
+from lakebook.lake.formats import FORMATS
 from lakebook.lake.lake import Lake
 from lakebook.lake.leasing import READS
-from lakebook.lake.measuring import JSON
 from lakebook.registry.file_stats import DELETE_STATS_BETWEEN
 from lakebook.registry.footers import delete_partition_metadata_batch, load_footers
 from lakebook.registry.inserts import EVERY_INSERT, STAGED_RANGES, known_paths
@@ -186,21 +185,16 @@ def _wrong_footers(lake: Lake, files: list[FileToCheck]) -> Iterator[Finding]:
         if lake.store.size(file.file_path) is None:
             continue
         try:
-            if file.file_type == JSON:
-                rows = count_lines(lake.store, file.file_path)
-                if rows != file.row_count:
-                    yield Finding("files", file.file_path, f"it has {rows} rows instead of {file.row_count}")
-                continue
+            rows = FORMATS[file.file_type].count_rows(lake, file.file_path, file.file_size)
+            if rows != file.row_count:
+                yield Finding("files", file.file_path, f"it has {rows} rows instead of {file.row_count}")
             record = stored.get(file.file_path)
             if record is None:
-                continue  # The registry's own check says so.
+                continue  # If it should have one, the registry's own check says so.
             ours = upgraded(record.metadata, record.partition_format_version, file.row_count, on=file.file_path)
             theirs = read_footer(lake.store, file.file_path, file.file_size)
             if record.partition_format_version == 2 and ours != theirs:
                 yield Finding("footers", file.file_path, "the stored footer differs from the file's")
-            rows = open_footer(theirs, on=file.file_path).num_rows
-            if rows != file.row_count:
-                yield Finding("files", file.file_path, f"it has {rows} rows instead of {file.row_count}")
         except (LakebookError, OSError, ValueError, EOFError) as error:
             what = error.what if isinstance(error, LakebookError) else str(error)
             yield Finding("footers", file.file_path, f"its rows cannot be counted ({what})")

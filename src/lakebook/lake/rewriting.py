@@ -16,7 +16,6 @@ from lakebook.iceberg.pruning import compile_must_match
 from lakebook.lake.attempts import Attempt
 from lakebook.lake.inserting import (
     InsertReport,
-    Steps,
     check_properties,
     insert_data,
     nothing_done,
@@ -27,6 +26,7 @@ from lakebook.lake.lake import Lake
 from lakebook.lake.leasing import Lease, acquire
 from lakebook.lake.planning import Plan, known_bounds, make_plan
 from lakebook.lake.reading import read_frame
+from lakebook.lake.steps import Steps
 from lakebook.predicates import Always, fields_of
 from lakebook.registry.file_stats import stats_of_files
 from lakebook.registry.table_files import NewFile, PlannedFile, TableChange, chunks, files_by_path
@@ -49,7 +49,7 @@ def overwrite(
     if where is not None and partition is not None:
         raise InvalidInput("a predicate and a partition were given; only one can be", on=table.shown)
     summary = check_properties(properties)
-    steps = Steps(lake)
+    steps = Steps(lake.clock)
     with one_clear_error(table), acquire(lake, table) as lease, Attempt(lake, table) as attempt:
         plan = make_plan(lake, table, lease.version, lease.schema_version, where)
         whole, partly = _of_partition(plan, partition) if partition is not None else _split(plan)
@@ -74,7 +74,7 @@ def delete(
 ) -> InsertReport:
     """Delete the rows of a predicate. Files of which only some rows match are rewritten on Spark."""
     summary = check_properties(properties)
-    steps = Steps(lake)
+    steps = Steps(lake.clock)
     with one_clear_error(table), acquire(lake, table) as lease, Attempt(lake, table) as attempt:
         plan = make_plan(lake, table, lease.version, lease.schema_version, where)
         whole, partly = _split(plan)
@@ -112,7 +112,7 @@ def replace(
 ) -> InsertReport:
     """Replace files by the same rows in other files, as a compaction does."""
     summary = check_properties(properties)
-    steps = Steps(lake)
+    steps = Steps(lake.clock)
     wanted = list(dict.fromkeys(paths))
     with one_clear_error(table), Attempt(lake, table) as attempt:
         rows = lake.registry.read_with(lambda reader: files_by_path(reader, wanted))

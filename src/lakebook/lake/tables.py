@@ -8,8 +8,9 @@ from typing import Any
 from lakebook.errors import InvalidTable
 from lakebook.iceberg.partitioning import order_to_json, partition_spec, sort_order, spec_to_json
 from lakebook.iceberg.schemas import last_field_id, schema_from, schema_to_json
+from lakebook.lake.formats import FORMATS
 from lakebook.lake.lake import Lake
-from lakebook.lake.measuring import JSON, PARQUET
+from lakebook.lake.measuring import PARQUET
 from lakebook.lake.properties import check_table_properties
 from lakebook.lake.table import Table
 from lakebook.names import check_name, shown
@@ -30,8 +31,6 @@ from lakebook.registry.tables import (
     rename_table,
 )
 
-#: The codecs of each format; the first is the default.
-COMPRESSIONS = {PARQUET: ("zstd", "snappy", "gzip", "lz4", "none"), JSON: ("gzip", "none")}
 _ENGINE = "spark"
 
 
@@ -67,17 +66,18 @@ class Tables:
         """Create a table. `schema` is Spark's, Arrow's, PyIceberg's, or DDL such as `"id BIGINT, name STRING"`."""
         space, plain = split_name(name, namespace)
         on = f"table {space}.{plain}"
-        if format not in COMPRESSIONS:
-            raise InvalidTable(f"{shown(format)} is not a format", on=on, remedy="Use parquet or json")
-        codec = COMPRESSIONS[format][0] if compression is None else compression
-        if codec not in COMPRESSIONS[format]:
+        handler = FORMATS.get(format)
+        if handler is None:
+            raise InvalidTable(f"{shown(format)} is not a format", on=on, remedy=f"Use {' or '.join(FORMATS)}")
+        codec = handler.compressions[0] if compression is None else compression
+        if codec not in handler.compressions:
             raise InvalidTable(
                 f"{shown(codec)} is not a compression of {format}",
                 on=on,
-                remedy=f"Use one of {', '.join(COMPRESSIONS[format])}",
+                remedy=f"Use one of {', '.join(handler.compressions)}",
             )
-        if format == JSON and (partition_by or sort_by):
-            raise InvalidTable("a table of format json has no partitions and no order", on=on, remedy="Use parquet")
+        if (partition_by or sort_by) and not handler.structured:
+            raise InvalidTable(f"a table of format {format} has no partitions and no order", on=on)
         columns = schema_from(schema)
         wanted = NewTable(
             space,

@@ -45,6 +45,18 @@ COUNT_EVENTS = Statement(sa.select(sa.func.count()).select_from(schema.events))
 COUNT_OPEN_COMMITS = Statement(sa.select(sa.func.count()).select_from(schema.commits).where(sa.text("state = 'open'")))
 
 
+COUNT_TABLES = Statement(
+    sa.select(
+        sa.func.count(),
+        sa.func.coalesce(sa.func.sum(schema.tables.c.file_count), 0),
+        sa.func.coalesce(sa.func.sum(schema.tables.c.row_count), 0),
+        sa.func.coalesce(sa.func.sum(schema.tables.c.total_size), 0),
+    ).where(schema.tables.c.deleted_at.is_(None))
+)
+COUNT_LEASES = Statement(sa.select(sa.func.count()).select_from(schema.leases))
+COUNT_INSERTS = Statement(sa.select(sa.func.count()).select_from(schema.inserts))
+
+
 def read_gauges(reader: Reader, now: int) -> dict[str, int]:
     """The values of `lakebook.metrics.GAUGES`."""
 
@@ -56,6 +68,7 @@ def read_gauges(reader: Reader, now: int) -> dict[str, int]:
     topics, partitions = row(COUNT_TOPICS)
     segments, segment_bytes, segment_records = row(COUNT_SEGMENTS)
     files, file_bytes, expired = row(COUNT_FILES, now)
+    tables, table_files, table_rows, table_bytes = row(COUNT_TABLES)
     return {
         "topics": topics,
         "partitions": partitions,
@@ -64,6 +77,12 @@ def read_gauges(reader: Reader, now: int) -> dict[str, int]:
         "segment_records": segment_records,
         "consumer_groups": row(COUNT_GROUPS)[0],
         "consumer_lag": row(SUM_LAG)[0],
+        "tables": tables,
+        "table_files": table_files,
+        "table_rows": table_rows,
+        "table_bytes": table_bytes,
+        "leases": row(COUNT_LEASES)[0],
+        "inserts": row(COUNT_INSERTS)[0],
         "events": row(COUNT_EVENTS)[0],
         "temporary_files": files,
         "temporary_files_expired": expired,

@@ -140,7 +140,8 @@ class ObjectStore:
         """A file to write an object into that must not be there yet.
 
         The object appears, complete and durable, when the block ends. If the block raises, it
-        does not appear. That an object is there already shows at the end of the block.
+        does not appear. That an object is there already shows at the end of the block. What is
+        not written as `durable` survives a loss of power only after `make_durable`.
         """
         return self._place.create(check_path(path), durable)
 

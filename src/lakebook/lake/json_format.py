@@ -1,0 +1,108 @@
+"""JSON lines: written and read by Spark's own source, tracked like any other file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from lakebook.errors import InvalidTable
+from lakebook.iceberg.staging import DATA, spark_type, spark_type_named
+from lakebook.lake.attempts import Attempt
+from lakebook.lake.footer_store import Footer
+from lakebook.lake.json_rows import count_lines, read_json_rows
+from lakebook.lake.lake import Lake, TableShape
+from lakebook.lake.leasing import Lease
+from lakebook.lake.measuring import JSON, measure
+from lakebook.lake.planning import Plan
+from lakebook.lake.steps import Steps
+from lakebook.registry.table_files import NewFile, PlannedFile
+from lakebook.spark import frames
+
+if TYPE_CHECKING:
+    from lakebook.spark.types import DataFrame, SparkSession
+
+
+class JsonFormat:
+    """The format of tables that are lines of JSON: no footers, no column statistics."""
+
+    name = JSON
+    compressions: tuple[str, ...] = ("gzip", "none")
+    structured = False
+
+    def write(self, lake: Lake, attempt: Attempt, shape: TableShape, frame: DataFrame, steps: Steps) -> list[NewFile]:
+        """Write a frame of the table's columns into the attempt's folder, and measure the files."""
+        folder = f"{attempt.folder}/{DATA}"
+        with steps.step("insert_data"):
+            frames.write_json(frame, lake.store.uri(folder), shape.compression)
+        with steps.step("measure"):
+            # The folder is this insert's own, and Spark has moved only files of committed tasks into it.
+            found = [item.path for item in lake.store.list(folder) if _is_json(item.path)]
+            leftover = [item.path for item in lake.store.list(folder) if not _is_json(item.path)]
+            lake.store.make_durable(found)
+            files = _json_files(lake, shape, found, frames.session_of(frame))
+            empty = [file.file_path for file in files if file.row_count == 0]
+            lake.store.delete([*leftover, *empty])
+        return [file for file in files if file.row_count]
+
+    def write_arrow(self, lake: Lake, attempt: Attempt, shape: TableShape, data: pa.Table) -> list[NewFile]:  # noqa: ARG002
+        """Refused: rows of JSON come from Spark."""
+        raise InvalidTable(
+            "a table of format json takes rows from Spark only",
+            on=attempt.table.shown,
+            remedy="Use table.insert(frame)",
+        )
+
+    def adopt(self, lake: Lake, shape: TableShape, paths: Sequence[str]) -> list[NewFile]:
+        """Measure files that others wrote."""
+        return _json_files(lake, shape, paths)
+
+    def read(self, spark: SparkSession, plan: Plan, lease: Lease) -> DataFrame:  # noqa: ARG002
+        """A frame over exactly the files of a plan."""
+        by_version: dict[int, list[str]] = {}
+        for file in plan:
+            by_version.setdefault(file.schema_version, []).append(plan.lake.store.uri(file.file_path))
+        target = spark_type(plan.schema)
+        parts = [frames.empty(spark, target)]
+        for schema_version, paths in sorted(by_version.items()):
+            source = plan.lake.shape_of(plan.table, schema_version).schema
+            frame = frames.read_json(spark, paths, spark_type_named(plan.schema, source))
+            parts.append(frames.renamed(frame, target))
+        return frames.union(parts)
+
+    def batches(self, plan: Plan, file: PlannedFile, wanted: Any, footer: Footer | None) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
+        """The rows of a file in the asked-for columns."""
+        names = plan.lake.shape_of(plan.table, file.schema_version).schema
+        yield from read_json_rows(plan.lake.store, file.file_path, wanted, names)
+
+    def count_rows(self, lake: Lake, path: str, size: int) -> int:  # noqa: ARG002
+        """How many rows a file has."""
+        return count_lines(lake.store, path)
+
+
+def _is_json(path: str) -> bool:
+    name = path.rpartition("/")[2]
+    return name.startswith("part-") and name.endswith((".json", ".json.gz"))
+
+
+def _json_files(lake: Lake, shape: TableShape, paths: Sequence[str], spark: Any = None) -> list[NewFile]:
+    """JSON files, measured."""
+    if not paths:
+        return []
+    now = datetime.now(UTC)
+    return [
+        NewFile(
+            file_path=found.path,
+            file_size=found.size,
+            file_type=JSON,
+            row_count=count_lines(lake.store, found.path),
+            checksum=found.checksum,
+            schema_version=shape.schema_version,
+            modified_at=now,
+            is_compressed=found.path.endswith(".gz"),
+            has_field_ids=True,
+        )
+        for found in measure(lake, paths, 0, spark)
+    ]
