@@ -16,13 +16,10 @@ from pyiceberg.typedef import Record
 from lakebook.errors import InvalidFile, LakebookError
 from lakebook.iceberg.bounds import (
     NOTHING,
-    UNBOUNDED,
     ColumnBounds,
     decode,
     encode,
-    from_iceberg,
     sort_key,
-    width_class,
 )
 from lakebook.iceberg.schemas import LeafField, leaf_fields
 from lakebook.predicates import FLOATING
@@ -36,22 +33,21 @@ def column_stats(
     field_id: int, kind: str, bounds: ColumnBounds, *, is_exact: bool, column_size: int | None = None
 ) -> ColumnStats:
     """A row of statistics, with what the index over it needs."""
-    lower, upper, values, nulls, nans = (
-        bounds.lower,
-        bounds.upper,
+    width, low_key = interval_key(kind, bounds)
+    lower, upper = (None, None) if width == NOTHING else (bounds.lower, bounds.upper)
+    exact = is_exact and (width == NOTHING or (lower is not None and upper is not None))
+    return ColumnStats(
+        field_id,
+        lower,
+        upper,
+        exact,
         bounds.value_count,
         bounds.null_count,
         bounds.nan_count,
+        column_size,
+        width,
+        low_key,
     )
-    width, low_key = UNBOUNDED, 0
-    if values is not None and values == nulls:
-        width, lower, upper = NOTHING, None, None
-    elif lower is not None and upper is not None and (kind not in FLOATING or nans == 0):
-        # NaN is above everything for some engines, so a column that may have it has no upper end.
-        low_key = sort_key(kind, lower)
-        width = width_class(low_key, sort_key(kind, upper))
-    exact = is_exact and (width == NOTHING or (lower is not None and upper is not None))
-    return ColumnStats(field_id, lower, upper, exact, values, nulls, nans, column_size, width, low_key)
 
 
 def bounds_of(stats: ColumnStats | None) -> ColumnBounds | None:
@@ -83,12 +79,7 @@ def stats_from_manifest(schema: Schema, file: DataFile) -> tuple[ColumnStats, ..
 
 
 def _encoded(kind: str, stored: bytes | None) -> bytes | None:
-    if stored is None:
-        return None
-    try:
-        return encode(kind, from_iceberg(kind, stored))
-    except LakebookError:
-        return None  # NaN, for one, is no bound.
+    return None if stored is None else encode_iceberg(kind, stored)
 
 
 def partition_stats(spec: PartitionSpec, schema: Schema, record: Record) -> tuple[ColumnStats, ...]:
