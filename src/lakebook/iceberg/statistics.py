@@ -19,6 +19,8 @@ from lakebook.iceberg.bounds import (
     ColumnBounds,
     decode,
     encode,
+    encode_iceberg,
+    interval_key,
     sort_key,
 )
 from lakebook.iceberg.schemas import LeafField, leaf_fields
