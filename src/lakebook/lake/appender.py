@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from lakebook import failpoints
-from lakebook.errors import InvalidInput, LakebookError, TerminalError
+from lakebook.errors import InvalidInput
 from lakebook.iceberg.arrow_files import aligned, plain_schema
 from lakebook.lake.attempts import Attempt
 from lakebook.lake.inserting import InsertReport, check_properties, one_clear_error, report, write_arrow
@@ -63,13 +63,15 @@ class Appender:
         self._tables: list[pa.Table] = []
         self._rows = 0
         self._bytes = 0
+        #: When the oldest row in the buffer, and the oldest one in a file that is not committed, came.
         self._oldest: float | None = None
+        self._oldest_written: float | None = None
         self._attempt: Attempt | None = None
         self._files: list[NewFile] = []
         self._pending: list[pa.Table] = []
         #: The rows of `_files`, until they are committed.
         self._written: list[pa.Table] = []
-        self._failure: LakebookError | None = None
+        self._failure: Exception | None = None
         self._closed = False
         self._thread = threading.Thread(target=self._watch, name="lakebook-appender", daemon=True)
         self._thread.start()
@@ -136,8 +138,9 @@ class Appender:
 
     def flush(self) -> InsertReport | None:
         """Write and register all rows taken so far; the report of the commit, if there was something."""
-        self._raise_failure()
-        return self._write_out(everything=True)
+        done = self._write_out(everything=True)
+        self._failure = None  # Whatever it was, the rows have landed.
+        return done
 
     def _rotate(self) -> None:
         self._write_out(everything=False)
@@ -146,6 +149,8 @@ class Appender:
         with self._writing:
             with self._changed:
                 self._pending += self._tables
+                waiting = [moment for moment in (self._oldest_written, self._oldest) if moment is not None]
+                self._oldest_written = min(waiting, default=None)
                 self._tables, self._rows, self._bytes, self._oldest = [], 0, 0, None
             if self._pending:
                 self._write_file()
@@ -180,6 +185,8 @@ class Appender:
             raise
         done = report(self._lake, self._table, attempt, change, committed, steps)
         self._forget_attempt()
+        with self._changed:
+            self._oldest_written = None
         self._on_commit(done)
         return done
 
@@ -197,7 +204,6 @@ class Appender:
             self._changed.notify_all()
         self._thread.join()
         try:
-            self._raise_failure()
             self._write_out(everything=True)
         finally:
             with self._writing:
@@ -220,26 +226,23 @@ class Appender:
 
     def _watch(self) -> None:
         """Write out what has waited long enough, also when nothing more arrives."""
+        clock = self._lake.clock
+        not_before = clock.monotonic()
         while True:
             with self._changed:
                 if self._closed:
                     return
-                if self._oldest is None and not self._files:
+                since = [moment for moment in (self._oldest, self._oldest_written) if moment is not None]
+                if not since:
                     self._changed.wait()
                     continue
-                since = self._oldest if self._oldest is not None else self._lake.clock.monotonic()
-                left = since + self._max_age - self._lake.clock.monotonic()
+                left = max(min(since) + self._max_age, not_before) - clock.monotonic()
                 if left > 0:
                     self._changed.wait(left)
                     continue
             try:
                 self._write_out(everything=True)
-            except TerminalError as error:
+            except Exception as error:
+                # The rows are kept and tried again in a while; whoever appends next hears of it.
                 self._failure = error
-                with self._changed:
-                    self._oldest = None
-            except LakebookError as error:
-                # It may go better in a while: the rows are kept, and the caller hears of it.
-                self._failure = error
-                with self._changed:
-                    self._oldest = self._lake.clock.monotonic()
+                not_before = clock.monotonic() + self._max_age
