@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any
@@ -25,11 +28,24 @@ def spark_started(*, show_log: bool) -> Iterator[Any]:
     if session is not None:
         yield session
         return
-    session = _start(show_log=show_log)
+    with _messages(shown=show_log):
+        session = _start(show_log=show_log)
+        try:
+            yield session
+        finally:
+            session.stop()
+
+
+@contextmanager
+def _messages(*, shown: bool) -> Iterator[None]:
+    """Keep what PySpark's Python side logs off stderr."""
+    before = logging.root.manager.disable
+    if not shown:
+        logging.disable(logging.CRITICAL)
     try:
-        yield session
+        yield
     finally:
-        session.stop()
+        logging.disable(before)
 
 
 def _active() -> Any:
@@ -41,10 +57,15 @@ def _active() -> Any:
 def _start(*, show_log: bool) -> Any:
     from lakebook.spark.session import reason_of, spark_session
 
+    handler = signal.getsignal(signal.SIGINT)
     with tempfile.TemporaryFile() as log:
         try:
             with _output_of_java(None if show_log else log):
-                return spark_session()
+                session = spark_session()
+            if threading.current_thread() is threading.main_thread():
+                # PySpark's own handler talks to Java from inside an interrupted talk, which fails.
+                signal.signal(signal.SIGINT, handler)
+            return session
         except ModuleNotFoundError:
             raise SparkUnsuitable(
                 "PySpark is not installed", on="Spark", remedy="Install it with `pip install 'lakebook[spark]'`"

@@ -242,7 +242,7 @@ class Appender:
                     continue
             try:
                 self._write_out(everything=True)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - also one of `on_commit`
                 # The rows are kept and tried again in a while; whoever appends next hears of it.
                 self._failure = error
                 not_before = clock.monotonic() + self._max_age
