@@ -4,43 +4,55 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench import report
+from bench import commits, footers, inserts, planning, report
+from bench.asked import Asked, Say
 from bench.measure import Effort
-from bench.places import Place, Postgres, PostgresPlace, SQLitePlace
+from bench.places import Ground
 from bench.plans import unindexed
 from bench.registry import Workload, growth
 from bench.report import Header, Result
 from lakebook.registry.statements import POSTGRESQL, SQLITE
 
-_SIZES = "1000,100000,1000000"
-_QUICK_SIZES = "1000,10000"
+Part = Callable[[Ground, Asked, Say], Iterator[Result]]
+
+_PARTS = ("registry", "commits", "plans", "footers", "inserts")
 _FULL = Effort(rounds=15, seconds=0.1, singles=5_000)
 _QUICK = Effort(rounds=5, seconds=0.03, singles=1_000)
+#: By option: what it is, and its values at full length and with --quick.
+_SIZES = {
+    "sizes": ("numbers of segments", "1000,100000,1000000", "1000,10000"),
+    "insert-rows": ("rows inserted through Spark", "8000000", "200000"),
+    "commit-files": ("files of the tables committed to", "100,1000,10000", "20,200"),
+    "plan-files": ("files of the tables planned", "1000,1000000", "1000,20000"),
+}
 _RESULTS = Path(__file__).parent / "results.json"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the options, measure, and report."""
     options = _options(arguments)
-    sizes = sorted({int(size) for size in (options.sizes or (_QUICK_SIZES if options.quick else _SIZES)).split(",")})
-    kinds = options.databases.split(",")
+    asked = _asked(options)
     console = Console(width=None if Console().is_terminal else 150)
     begun = perf_counter()
-    header = Header({}, sizes, options.quick)
+    header = Header({}, asked.segments, options.quick)
     results: list[Result] = []
     # A short path: the server's socket lies in it, and a socket's path has a small limit.
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lb-")))
-        for kind in kinds:
-            for result in _measure(stack, console, header, kind, folder, sizes, options.quick):
+        for kind in asked.kinds:
+            ground = Ground(kind, folder)
+            stack.callback(ground.close)
+            header.databases[kind] = ground.shown
+            for result in _measure(console, ground, asked):
                 results.append(result)
                 # Written as they come: a run that is cut short has not been in vain.
                 header.seconds = round(perf_counter() - begun, 1)
@@ -51,49 +63,50 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console.print(f"{header.seconds:.0f} s; written to {options.out}")
 
 
-def _measure(
-    stack: ExitStack, console: Console, header: Header, kind: str, folder: Path, sizes: Sequence[int], quick: bool
-) -> Iterator[Result]:
-    """All measures on one kind of database: each size by itself, then the sizes beside each other."""
-    places: list[Place] = []
-    if kind == POSTGRESQL:
-        server = Postgres(folder)
-        stack.callback(server.stop)
-        places.extend(PostgresPlace(server, folder, size) for size in sizes)
-    else:
-        places.extend(SQLitePlace(folder, size) for size in sizes)
+def _measure(console: Console, ground: Ground, asked: Asked) -> Iterator[Result]:
+    """All that is asked for, on one kind of database."""
+    parts: Mapping[str, Part] = {
+        "registry": partial(_registry, console),
+        "commits": commits.measure,
+        "plans": planning.measure,
+        "footers": footers.measure,
+        "inserts": inserts.measure,
+    }
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    workloads = []
     with Progress(*columns, console=console, transient=True) as progress:
-        for place in places:
-            stack.callback(place.close)
-            workload = Workload(place, _QUICK if quick else _FULL, quick)
-            workloads.append(workload)
-            library = workload.book._registry.database.library()
-            header.databases[kind] = f"{library['database']} {library['version']}"
-            yield from _measure_one(workload, progress)
+        task = progress.add_task(ground.kind, total=None)
+
+        def say(what: str, done: int = 0, total: int | None = None) -> None:
+            progress.update(task, description=f"{ground.kind}, {what}", completed=done, total=total)
+
+        for part in asked.parts:
+            yield from parts[part](ground, asked, say)
+
+
+def _registry(console: Console, ground: Ground, asked: Asked, say: Say) -> Iterator[Result]:
+    """Each size by itself, then the sizes beside each other."""
+    workloads: list[Workload] = []
+    with ExitStack() as stack:
+        for size in asked.segments:
+            place = stack.enter_context(ground.new(size, "segments"))
+            workloads.append(Workload(place, asked.effort, asked.quick))
+            yield from _measure_one(workloads[-1], say)
         if len(workloads) > 1:
             yield from growth(workloads[0], workloads[-1])
-    _show_plans(console, workloads[-1])
+        _show_plans(console, workloads[-1])
 
 
-def _measure_one(workload: Workload, progress: Progress) -> Iterator[Result]:
-    place = workload.place
-    where = f"{place.kind}, {place.size:,} segments"
-    task = progress.add_task(where, total=None)
+def _measure_one(workload: Workload, say: Say) -> Iterator[Result]:
+    where = f"{workload.place.size:,} segments"
 
-    def filled(what: str, done: int, total: int) -> None:
-        progress.update(task, description=f"{where}: filling, {what}", completed=done, total=total)
+    def told(what: str, done: int = 0, total: int | None = None) -> None:
+        say(f"{where}: {what}", done, total)
 
-    def measuring(what: str) -> None:
-        progress.update(task, description=f"{where}: {what}", completed=0, total=None)
-
-    yield from workload.fill(filled)
+    yield from workload.fill(told)
     yield workload.explain()
-    yield from workload.look_up(measuring)
-    yield from workload.look_up_cached(measuring)
-    yield from workload.write(measuring)
-    progress.remove_task(task)
+    yield from workload.look_up(told)
+    yield from workload.look_up_cached(told)
+    yield from workload.write(told)
 
 
 def _show_plans(console: Console, workload: Workload) -> None:
@@ -105,13 +118,35 @@ def _show_plans(console: Console, workload: Workload) -> None:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench", description="Measure Lakebook beside the bare driver.")
-    parser.add_argument("--sizes", help=f"numbers of segments (default {_SIZES}; with --quick {_QUICK_SIZES})")
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Measure Lakebook beside its peers.")
+    parser.add_argument("--parts", default=",".join(_PARTS), help="default: %(default)s")
     parser.add_argument("--databases", default=f"{SQLITE},{POSTGRESQL}", help="default: %(default)s")
+    for name, (what, usual, few) in _SIZES.items():
+        parser.add_argument(f"--{name}", help=f"{what} (default {usual}; with --quick {few})")
     parser.add_argument("--quick", action="store_true", help="small and short: to see that it works")
     parser.add_argument("--out", type=Path, default=_RESULTS, help="default: %(default)s")
     parser.add_argument("--record", type=Path, metavar="PAGE", help="put the table into this page too")
     return parser.parse_args(arguments)
+
+
+def _asked(options: argparse.Namespace) -> Asked:
+    def sizes(name: str) -> list[int]:
+        text = getattr(options, name.replace("-", "_")) or _SIZES[name][2 if options.quick else 1]
+        return sorted({int(size) for size in text.split(",")})
+
+    parts = options.parts.split(",")
+    if unknown := set(parts) - set(_PARTS):
+        raise SystemExit(f"there is no part {', '.join(sorted(unknown))}; there are {', '.join(_PARTS)}")
+    return Asked(
+        options.databases.split(","),
+        parts,
+        options.quick,
+        _QUICK if options.quick else _FULL,
+        sizes("sizes"),
+        sizes("insert-rows")[-1],
+        sizes("commit-files"),
+        sizes("plan-files"),
+    )
 
 
 if __name__ == "__main__":

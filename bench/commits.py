@@ -50,7 +50,7 @@ class DuckLake:
             f" (DATA_PATH '{folder / 'data'}', DATA_INLINING_ROW_LIMIT 0)"
         )
         connection.execute(f"CALL {name}.set_option('parquet_compression', 'zstd')")
-        connection.execute(f"CREATE TABLE {name}.t (id BIGINT, name VARCHAR, value DOUBLE, at TIMESTAMP)")
+        connection.execute(f"CREATE TABLE {name}.t (id BIGINT, name VARCHAR, value DOUBLE, moment TIMESTAMP)")
 
     def fill(self, file: Path, number: int) -> None:
         """Enter copies of a file, in its own way for files that are there already."""
@@ -132,7 +132,7 @@ def measure(ground: Ground, asked: Asked, say: Say) -> Iterator[Result]:
     data = rows(ROWS)
     with ExitStack() as stack:
         connection = stack.enter_context(connect(data)) if ground.kind == SQLITE else None
-        tables = []
+        tables: list[_Sized] = []
         for size in asked.files:
             say(f"commits: {size:,} files", len(tables), len(asked.files))
             book = stack.enter_context(ground.new(size, "commits")).open()
@@ -143,8 +143,8 @@ def measure(ground: Ground, asked: Asked, say: Say) -> Iterator[Result]:
             tables.append(_Sized(size, data, table, peer))
             tables[-1].fill()
         _take_turns(tables, _FEW_COMMITS if asked.quick else _COMMITS, say)
-        for table in tables:
-            yield from _results(ground.kind, table)
+        for each in tables:
+            yield from _results(ground.kind, each)
         if len(tables) > 1:
             yield from _growth(ground.kind, tables[0], tables[-1])
 
@@ -157,7 +157,9 @@ def rows(number: int) -> pa.Table:
             "id": pa.array(range(number), pa.int64()),
             "name": pa.array([f"{drawn.getrandbits(64):016x}" for _ in range(number)]),
             "value": pa.array([drawn.random() for _ in range(number)]),
-            "at": pa.array([1_700_000_000_000_000 + drawn.randrange(10**12) for _ in range(number)], pa.timestamp("us")),
+            "moment": pa.array(
+                [1_700_000_000_000_000 + drawn.randrange(10**12) for _ in range(number)], pa.timestamp("us")
+            ),
         }
     )
 
@@ -176,21 +178,20 @@ def _take_turns(tables: list[_Sized], commits: int, say: Say) -> None:
 
 def _results(kind: str, table: _Sized) -> Iterator[Result]:
     name = f"commit of a file of {ROWS:,} rows"
-    ours = latency(table.ours)
-    theirs = latency(table.theirs) if table.theirs else None
-    at_most = 1 if theirs else None
-    yield Result(f"p50 of {name}", kind, table.size, ours.p50, theirs and theirs.p50, unit="ms", at_most=at_most)
-    yield Result(f"p99 of {name}", kind, table.size, ours.p99, theirs and theirs.p99, unit="ms")
+    ours, theirs = latency(table.ours), latency(table.theirs) if table.theirs else None
+    p50, p99 = (theirs.p50, theirs.p99) if theirs else (None, None)
+    yield Result(f"p50 of {name}", kind, table.size, ours.p50, p50, "ms", at_most=1 if theirs else None)
+    yield Result(f"p99 of {name}", kind, table.size, ours.p99, p99, "ms")
     for step in ("insert_data", "commit"):
         taken = median(report.seconds[step] for report in table.reports) * 1000
-        yield Result(f"p50 of {name}, its step {step}", kind, table.size, taken, None, unit="ms")
+        yield Result(f"p50 of {name}, its step {step}", kind, table.size, taken, None, "ms")
 
 
 def _growth(kind: str, small: _Sized, large: _Sized) -> Iterator[Result]:
     at_most = 1.2 if kind == SQLITE else None
     beside = f"beside {small.size:,} files"
-    ours = [latency(table.ours).p50 for table in (large, small)]
-    yield Result(f"growth of a commit, {beside}", kind, large.size, *ours, unit="ms", at_most=at_most)
+    now, before = latency(large.ours).p50, latency(small.ours).p50
+    yield Result(f"growth of a commit, {beside}", kind, large.size, now, before, "ms", at_most=at_most)
     if large.theirs:
-        theirs = [latency(table.theirs).p50 for table in (large, small)]
-        yield Result(f"growth of DuckLake's commit, {beside}", kind, large.size, *theirs, unit="ms")
+        now, before = latency(large.theirs).p50, latency(small.theirs).p50
+        yield Result(f"growth of DuckLake's commit, {beside}", kind, large.size, now, before, "ms")

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 _BEGIN, _END = "<!-- results -->", "<!-- end of results -->"
-_LIBRARIES = ("pysqlite3", "psycopg", "sqlalchemy", "orjson")
+_LIBRARIES = ("pysqlite3", "psycopg", "sqlalchemy", "orjson", "pyarrow", "pyiceberg", "pyspark", "duckdb")
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def write(path: Path, header: Header, results: Sequence[Result]) -> None:
 def show(console: Console, results: Sequence[Result]) -> None:
     """Print the table."""
     table = Table("measure", "database")
-    for heading in ("segments", "ours", "peer", "ratio"):
+    for heading in ("size", "ours", "peer", "ratio"):
         table.add_column(heading, justify="right")
     for heading in ("unit", "target", ""):
         table.add_column(heading)
@@ -140,7 +140,7 @@ def _markdown(header: Header, results: Sequence[Result]) -> str:
     ]
     for kind in header.databases:
         lines += ["", f"### {header.databases[kind]}", ""]
-        lines += ["| measure | segments | ours | peer | ratio | unit | target | |", "|---|--:|--:|--:|--:|---|---|---|"]
+        lines += ["| measure | size | ours | peer | ratio | unit | target | |", "|---|--:|--:|--:|--:|---|---|---|"]
         for result in results:
             if result.database == kind:
                 ratio = "" if result.ratio is None else f"{result.ratio:.2f}"

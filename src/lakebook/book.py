@@ -131,7 +131,10 @@ class Book:
         """Mend what can be mended without guessing, and say what cannot."""
         from lakebook.lake.checking import repair_tables
 
-        return repair_tables(self.lake, dry_run=dry_run, progress=progress)
+        repaired = repair_tables(self.lake, dry_run=dry_run, progress=progress)
+        # Nothing of a stream can be mended without guessing.
+        repaired.left += self._registry.in_snapshot(lambda reader: verify_streams(reader, progress)).findings
+        return repaired
 
     def upgrade_footers(self, progress: Callable[[int], None] = lambda done: None) -> tuple[int, list[str]]:
         """Turn footers of format version 1 into version 2; how many, and the paths of broken ones."""

@@ -20,7 +20,7 @@ from lakebook.clock import ManualClock
 from lakebook.config import load_settings
 from lakebook.pages import PAGE_SIZE
 from lakebook.registry.databases import database_for, sqlite_driver
-from lakebook.registry.migrate import HEAD, migrate_to, revision_of
+from lakebook.registry.migrate import HEAD, REVISIONS, migrate_to, revision_of
 
 MORNING = datetime(2026, 1, 31, 8, tzinfo=UTC)
 
@@ -421,8 +421,8 @@ def test_migrate_applies_what_is_missing_and_names_it(shell: Shell, folder: Path
     assert outdated.exit_code == 1
     assert "lakebook migrate" in outdated.stderr
     result = shell.run("migrate", "--json")
-    assert json.loads(result.stdout) == {"before": "0001", "after": HEAD, "applied": ["0002"]}
-    assert result.stderr == "applied revision 0002\n"
+    assert json.loads(result.stdout) == {"before": "0001", "after": HEAD, "applied": list(REVISIONS[1:])}
+    assert result.stderr == "".join(f"applied revision {revision}\n" for revision in REVISIONS[1:])
     assert revision_of(database) == HEAD
     assert shell.text("migrate") == f"the schema is up to date at {HEAD}\n"
 

@@ -25,9 +25,10 @@ from lakebook import Book, failpoints
 from lakebook.errors import FilesChanged, VersionExpired
 from lakebook.lake import attempts
 from lakebook.lake.attempts import Attempt
-from lakebook.lake.inserting import write_arrow
+from lakebook.lake.formats import FORMATS
 from lakebook.lake.table import Table
-from lakebook.registry.table_files import PlannedFile, TableChange
+from lakebook.registry.table_files import NewFile, PlannedFile, TableChange
+from lakebook.registry.tables import TableRecord
 
 TABLE, SCHEMA = "numbers", "batch BIGINT, number BIGINT"
 #: Rows of a batch; a batch is there as a whole, or not at all.
@@ -88,7 +89,7 @@ def _run(connection: Connection, points: str, program: Program, arguments: Seque
     line = Line(connection)
     try:
         program(line, *arguments)
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - handed to the test
         line.tell("failed", traceback.format_exc())
         raise SystemExit(1) from None
 
@@ -108,14 +109,19 @@ class Child:
         assert self._process.pid is not None
         return self._process.pid
 
+    def hear(self) -> tuple[Any, ...]:
+        """The next thing it tells."""
+        fact: tuple[Any, ...] = self.connection.recv()
+        assert fact[0] != "failed", fact[1]
+        return fact
+
     def facts(self) -> Iterator[tuple[Any, ...]]:
         """What it tells, until it has ended."""
         while True:
             try:
-                fact = self.connection.recv()
+                fact = self.hear()
             except (EOFError, ConnectionResetError):
                 return
-            assert fact[0] != "failed", fact[1]
             yield fact
 
     def wait_for(self, kind: str) -> tuple[Any, ...]:
@@ -155,28 +161,29 @@ class Child:
 # --- changes without Spark -----------------------------------------------------
 
 
-def rows_of(batch: int) -> pa.Table:
-    """The rows of a batch."""
-    return pa.table({"batch": [batch] * ROWS, "number": list(range(ROWS))})
+def rows_of(*batches: int) -> pa.Table:
+    """The rows of batches."""
+    numbers = list(range(ROWS)) * len(batches)
+    return pa.table({"batch": [batch for batch in batches for _ in range(ROWS)], "number": numbers})
+
+
+def create_table(book: Book) -> Table:
+    """The table of batches: each has files of its own."""
+    return book.tables.create(TABLE, SCHEMA, partition_by=["batch"])
+
+
+def write_files(book: Book, record: TableRecord, attempt: Attempt, rows: pa.Table) -> list[NewFile]:
+    """Write rows into the folder of an attempt."""
+    shape = book.lake.shape_of(record, record.schema_version)
+    return FORMATS[record.format].write_arrow(book.lake, attempt, shape, rows)
 
 
 def replace_files(book: Book, table: Table, files: Sequence[PlannedFile], parts: Sequence[pa.Table]) -> int:
     """Replace files by the same rows in other files, one for each part; the new version."""
-    lake, record = book.lake, table.record
-    shape = lake.shape_of(record, record.schema_version)
-    with Attempt(lake, record) as attempt:
-        added = [file for part in parts for file in write_arrow(lake, record, attempt, shape, part)]
+    record = table.record
+    with Attempt(book.lake, record) as attempt:
+        added = [file for part in parts for file in write_files(book, record, attempt, part)]
         return attempt.commit(TableChange("replace", added, [file.id for file in files])).version
-
-
-def insert_in_files(book: Book, table: Table, parts: Sequence[pa.Table]) -> None:
-    """Insert rows in one change, in one file for each part."""
-    lake, record = book.lake, table.record
-    shape = lake.shape_of(record, record.schema_version)
-    with Attempt(lake, record) as attempt:
-        added = [file for part in parts for file in write_arrow(lake, record, attempt, shape, part)]
-        failpoints.reach("insert.arrow_written")
-        attempt.commit(TableChange("append", added))
 
 
 def halves(rows: pa.Table) -> list[pa.Table]:
@@ -187,10 +194,10 @@ def halves(rows: pa.Table) -> list[pa.Table]:
 
 def leave_behind(book: Book, table: Table) -> None:
     """Begin an insert, write a file, and never come back to it."""
-    lake, record = book.lake, table.record
-    attempt = Attempt(lake, record).__enter__()
-    write_arrow(lake, record, attempt, lake.shape_of(record, record.schema_version), rows_of(-1))
-    lake.renewals.let_go(attempt.commit_id)
+    record = table.record
+    attempt = Attempt(book.lake, record).__enter__()
+    write_files(book, record, attempt, rows_of(-1))
+    book.lake.renewals.let_go(attempt.commit_id)
 
 
 # --- everything in turn, until it is killed ------------------------------------
@@ -204,7 +211,7 @@ class Worker:
         self._table = book.table(TABLE)
         self._chance = random.Random(seed)
         self._numbers = itertools.count(seed * 1_000_000)
-        self._batches = set(self._table.to_arrow(columns=["batch"])["batch"].to_pylist())
+        self._batches: set[int] = set(self._table.to_arrow(columns=["batch"])["batch"].to_pylist())
         self._ended: list[PlannedFile] = []
 
     def _begin(self, added: Sequence[int] = (), removed: Sequence[int] = ()) -> None:
@@ -232,7 +239,7 @@ class Worker:
         """More files than one transaction takes: footers and statistics are staged."""
         batches = self._new_batches(3)
         self._begin(batches)
-        insert_in_files(self._book, self._table, [rows_of(batch) for batch in batches])
+        self._table.insert_arrow(rows_of(*batches))
         self._done()
 
     def append(self) -> None:
@@ -344,7 +351,7 @@ def insert_frozen(line: Line, target: str, settings: dict[str, Any], point: str,
 
     with lakebook.open(target, **settings) as book, failpoints.armed(point, freeze):
         try:
-            insert_in_files(book, book.table(TABLE), [rows_of(batch) for batch in batches])
+            book.table(TABLE).insert_arrow(rows_of(*batches))
         except lakebook.errors.LakebookError as error:
             line.tell("refused", type(error).__name__)
         else:
@@ -479,17 +486,27 @@ def clean_until_stopped(line: Line, target: str, settings: dict[str, Any]) -> No
                 line.tell("deleted", cleaned.files)
 
 
+def verify_until_stopped(line: Line, target: str, settings: dict[str, Any]) -> None:
+    """Check everything, again and again; work in progress is nothing wrong."""
+    with lakebook.open(target, **settings) as book:
+        while not line.stopped():
+            checked = book.verify()
+            assert checked.ok, checked.findings
+            line.tell("verified")
+
+
 # --- Spark ---------------------------------------------------------------------
 
 
-def main(target: str, settings: str, batch: str) -> None:
+def main(target: str, settings: str) -> None:
     """Insert a batch with Spark; a failpoint ends the process on the way."""
     from lakebook.spark.session import spark_session
 
+    # It does next to nothing, and is not worth being compiled well.
+    options = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
     with lakebook.open(target, **json.loads(settings)) as book:
-        spark = spark_session("killed", master="local[1]")
-        frame = spark.createDataFrame(rows_of(int(batch)).to_pylist(), SCHEMA)
-        book.table(TABLE).insert(frame)
+        spark = spark_session("killed", master="local[1]", **options)
+        book.table(TABLE).insert(spark.createDataFrame(rows_of(1).to_pylist(), SCHEMA))
 
 
 if __name__ == "__main__":

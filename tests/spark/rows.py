@@ -107,9 +107,9 @@ def ids(data: pa.Table) -> list[Any]:
 
 
 def warehouse_of(book: Book) -> Path:
-    folder = book.lake.store.local_path("")
-    assert folder is not None
-    return folder
+    inside = book.lake.store.local_path("data")
+    assert inside is not None
+    return inside.parent
 
 
 def known_files(book: Book) -> set[str]:

@@ -12,6 +12,7 @@ from lakebook.lake.attempts import discard
 from lakebook.lake.lake import Lake
 from lakebook.lake.leasing import READS
 from lakebook.lake.properties import history_policy
+from lakebook.names import shown
 from lakebook.registry.inserts import FORGET_INSERT, NOTE_SWEPT, UnsweptInsert, known_paths, unswept_inserts
 from lakebook.registry.leases import LeaseRecord, list_leases
 from lakebook.registry.retirement import (
@@ -194,8 +195,12 @@ class Cleaner:
         kept_seconds, kept_versions = history_policy(self._lake, properties)
         kept_seconds = kept_seconds if seconds is None else seconds
         kept_versions = kept_versions if versions is None else versions
-        if kept_seconds < 0 or kept_versions < 1:
-            raise InvalidTable("at least one version is kept", on=f"table {table_id}")
+        if not 0 <= kept_seconds < 10**11 or not 1 <= kept_versions < 10**12:
+            raise InvalidTable(
+                f"{shown(kept_seconds)} seconds and {shown(kept_versions)} versions are no history",
+                on=f"table {table_id}",
+                remedy="Keep at least one version, for 0 seconds or more",
+            )
         return now - round(kept_seconds * 1000), kept_versions
 
     def _preview(self, table_id: int, since: int, versions: int, dropped: bool, result: Expired) -> None:
@@ -234,6 +239,10 @@ class Cleaner:
         result.dead_leases = len(dead)
         if not dry_run:
             self._remove_read_folders()
+            # A dropped table whose last file has gone now can go as well.
+            for table_id, object_id, dropped in self._tables(None):
+                if dropped:
+                    self._expire_some(table_id, object_id, now, 1, dead)
         return result
 
     def _delete_batch(self, paths: list[str], sizes: dict[str, int], dead: list[str], result: Cleaned) -> None:

@@ -241,7 +241,7 @@ class Table:
         )
         self._current()
 
-    def set_properties(self, **changes: str | None) -> Mapping[str, str]:
+    def set_properties(self, /, **changes: str | None) -> Mapping[str, str]:
         """Merge into the table's properties; `None` removes one. Use `**{"a.b": "c"}` for names with dots."""
         check_table_properties({key: value for key, value in changes.items() if value is not None}, self._lake)
         record = self._current()

@@ -115,6 +115,8 @@ class Tables:
     ) -> Page[TableRecord]:
         """The tables of a namespace, in the order of their names."""
         check_name("namespace", namespace)
+        if prefix not in ("", ".", ".."):
+            check_name("table", prefix)
         check_limit(limit)
         found = self._lake.registry.read_with(
             lambda reader: list_tables(reader, namespace, after or "", prefix, limit + 1)

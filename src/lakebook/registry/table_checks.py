@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
 import sqlalchemy as sa
 
 from lakebook.registry import schema
 from lakebook.registry.changes import row_of
-from lakebook.registry.statements import POSTGRESQL, SQLITE, ZERO, Statement, among, bind
+from lakebook.registry.statements import ONE, POSTGRESQL, SQLITE, ZERO, Statement, among, bind
 from lakebook.registry.stream_checks import Finding
 from lakebook.registry.table_files import ADD_TO_STATS, CHUNK, STATS_ROW
 from lakebook.registry.tables import TABLE_ROW, captured_update
@@ -203,6 +204,16 @@ LIVE_TOTALS = Statement(
     ).where(_f.table_id == bind("of_table"), _f.to_version.is_(None)),
     "of_table",
 )
+# What subscribers know of a row: the damage was never told to them.
+NEWEST_EVENT = Statement(
+    sa.select(schema.events.c.row_after)
+    .where(schema.events.c.object_id == bind("of_object"), schema.events.c.table_name == bind("of_rows"))
+    .order_by(schema.events.c.sequence.desc())
+    .limit(ONE)
+    .offset(ZERO),
+    "of_object",
+    "of_rows",
+)
 COUNTS = {
     table.name: Statement(sa.select(sa.func.count()).select_from(table))
     for table in (schema.partition_metadata, schema.file_column_stats, schema.temporary_files, schema.leases)
@@ -322,7 +333,13 @@ def mend_totals(transaction: Transaction, table_id: int) -> bool:
     if (before["row_count"], before["file_count"], before["total_size"]) != (rows, files, size):
         row = transaction.one(SET_TOTALS, rows, files, size, now, table_id)
         assert row is not None
-        captured_update(transaction, before["object_id"], schema.tables, before, row)
+        captured_update(
+            transaction,
+            before["object_id"],
+            schema.tables,
+            _told(transaction, before["object_id"], "tables", before),
+            row,
+        )
         mended = True
     if stats is not None:
         kept: dict[str, Any] = row_of(schema.table_stats, stats)
@@ -330,6 +347,16 @@ def mend_totals(transaction: Transaction, table_id: int) -> bool:
         if any(difference):
             row = transaction.one(ADD_TO_STATS, *difference, now, table_id)
             assert row is not None
-            captured_update(transaction, before["object_id"], schema.table_stats, kept, row)
+            told = _told(transaction, before["object_id"], "table_stats", kept)
+            captured_update(transaction, before["object_id"], schema.table_stats, told, row)
             mended = True
     return mended
+
+
+def _told(transaction: Transaction, object_id: int, rows: str, present: dict[str, Any]) -> dict[str, Any]:
+    """A row as the events say it is, so that the event of its repair follows from the one before it."""
+    found = transaction.one(NEWEST_EVENT, object_id, rows)
+    if found is None or found[0] is None:
+        return present
+    told: dict[str, Any] = orjson.loads(found[0]) if isinstance(found[0], str) else dict(found[0])
+    return told

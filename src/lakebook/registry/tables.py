@@ -259,7 +259,7 @@ def drop_namespace(transaction: Transaction, name: str) -> None:
         raise NamespaceNotEmpty(
             "it has tables, or dropped ones whose files are not yet gone",
             on=f"namespace {name}",
-            remedy="Drop its tables, then run `lakebook admin delete-expired-temp`",
+            remedy="Drop its tables, then run `lakebook admin expire` and `lakebook admin delete-expired-temp`",
         )
     transaction.run(DELETE_NAMESPACE, row[0])
 
