@@ -41,7 +41,7 @@ soak: setup java ## the fault tests at length; the last result is recorded in do
 	@LAKEBOOK_TEST_KILLS=$(SOAK_KILLS) LAKEBOOK_TEST_STEPS=$(SOAK_STEPS) \
 		$(BIN)/python -m pytest tests/faults --timeout 3600 --record-soak docs/soak.md
 
-bench: setup ## measure against the bare driver; writes bench/results.json
+bench: setup java ## measure against the bare driver and other engines; writes bench/results.json
 	@$(BIN)/python -m bench
 
 check: setup ## ruff, mypy --strict, the layering test

@@ -1,1 +1,1 @@
-"""Measures of the library against the bare driver, in one process on one machine."""
+"""Measures of the library against the bare driver and against other engines, on one machine in one run."""

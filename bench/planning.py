@@ -195,7 +195,7 @@ def _path(number: int) -> str:
 
 
 def _enter(transaction: Transaction, record: TableRecord, layout: _Layout, numbers: range) -> None:
-    """Rows as an insert would leave them, but without an event for each."""
+    """Rows and totals as an insert would leave them, but without events, footers and commit rows."""
     before = locked_table(transaction, record)
     now, version, commit_id = transaction.time_of(record.object_id), before["version"] + 1, new_id()
     files, rows, size = len(numbers), len(numbers) * _ROWS, len(numbers) * _BYTES

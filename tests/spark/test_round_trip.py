@@ -227,7 +227,9 @@ def test_a_null_in_a_required_column_is_refused_with_an_error_that_names_it(
         assert (table.version, table.count()) == (0, 0)
     # Where what holds it is null itself, nothing is missing.
     table.insert(spark.sql("SELECT id FROM range(2)"))
-    check_same(table, spark, [{"id": 0}, {"id": 1}])
+    assert values(table.to_arrow()) == [(0, None, None), (1, None, None)]
+    # Row by row: PySpark makes no Arrow table of a null struct with a required field.
+    assert sorted(tuple(row) for row in table.read(spark).collect()) == [(0, None, None), (1, None, None)]
 
 
 @pytest.mark.parametrize("kind", ["parquet", "json"])
@@ -388,7 +390,7 @@ LONG = "x" * 300
 PARTITIONED: list[dict[str, Any]] = [
     {"id": number, "s": text, "ts": HOUR if number % 2 else None, "ntz": local("1969-12-31T01:00:00"),
      "day": date(1950, 1, 31), "d": Decimal("-0.01"), "raw": (text or "").encode(),
-     "f": (NAN, INF, -INF, -0.0, None)[number % 5], "b": (None, True, False)[number % 3], "a.b": {"c d": text}}
+     "f": (NAN, INF, -INF, -0.0, 0.0, None)[number % 6], "b": (None, True, False)[number % 3], "a.b": {"c d": text}}
     for number, text in enumerate(
         [LONG, "a/b", "100%", "ü名", "", "null", "..", None, "a=b", "'q'", "new\nline", "%2F", "a+b c", "~"]
     )
@@ -425,6 +427,7 @@ def test_rows_of_each_partition_transform_come_back_and_are_found(
     # Spark and Arrow agree on which partition a row is in.
     ours = book.tables.create("ours", PARTITION_COLUMNS, partition_by=list(transforms))
     ours.insert_arrow(arrow_rows(ours, PARTITIONED))
+    assert values(ours.to_arrow()) == values(arrow_rows(ours, PARTITIONED))
     assert sorted(map(repr, parts)) == sorted(repr(json.loads(file.partition_values)) for file in ours.plan())
 
 

@@ -146,7 +146,7 @@ _planned_by_id, _planned_by_id_pg = (
 PLANNED_BY_ID = Statement(_planned_by_id, "of_table", "wanted_ones", postgresql=_planned_by_id_pg)
 UNMEASURED_FILES = Statement(
     sa.select(_f.id)
-    .where(_f.table_id == bind("of_table"), sa.not_(_f.has_statistics), _visible)
+    .where(_f.table_id == bind("of_table"), sa.text("NOT table_files.has_statistics"), _visible)
     .limit(bind("most", sa.Integer))
     .offset(ZERO),
     "of_table",
