@@ -103,7 +103,7 @@ def check_that_only_what_counts_is_left(place: Place) -> None:
             clock.advance(60)
         # Not through the book, which has nothing to look at when the last table is gone.
         checked = verify_tables(book.lake)
-        assert checked.findings == checked.unfinished == []
+        assert (checked.findings, checked.unfinished) == ([], [])
         assert (checked.checked["temporary_files"], checked.checked["leases"]) == (0, 0)
         assert book._registry.all(EVERY_INSERT, "", 1) == []
         there = objects_of(book)

@@ -19,14 +19,15 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 import lakebook
 from lakebook import Book, failpoints
-from lakebook.errors import FilesChanged, VersionExpired
+from lakebook.errors import CommitAborted, FilesChanged, LeaseLost, ObjectNotFound, VersionExpired
 from lakebook.lake import attempts
 from lakebook.lake.attempts import Attempt
 from lakebook.lake.formats import FORMATS
-from lakebook.lake.table import Table
+from lakebook.lake.table import PinnedTable, Table
 from lakebook.registry.table_files import NewFile, PlannedFile, TableChange
 from lakebook.registry.tables import TableRecord
 
@@ -65,6 +66,16 @@ _forks.set_forkserver_preload(
 )
 
 
+_alive: list[Child] = []
+
+
+def kill_all() -> None:
+    """End the children that a failed test has left behind, also frozen ones."""
+    for child in _alive:
+        child.kill()
+        child.end()
+
+
 class Line:
     """A child's end of the line to its test."""
 
@@ -79,16 +90,22 @@ class Line:
         """Whether the test wants the child to end."""
         return self._connection.poll()
 
+    def wait(self) -> None:
+        """Wait for the test to say so."""
+        self._connection.recv()
+
 
 Program = Callable[..., None]
 
 
-def _run(connection: Connection, points: str, program: Program, arguments: Sequence[Any]) -> None:
+def _run(
+    connection: Connection, points: str, program: Program, arguments: Sequence[Any], options: dict[str, Any]
+) -> None:
     os.environ["LAKEBOOK_FAILPOINTS"] = points
     failpoints.arm_from_environment()
     line = Line(connection)
     try:
-        program(line, *arguments)
+        program(line, *arguments, **options)
     except BaseException:  # noqa: BLE001 - handed to the test
         line.tell("failed", traceback.format_exc())
         raise SystemExit(1) from None
@@ -97,11 +114,12 @@ def _run(connection: Connection, points: str, program: Program, arguments: Seque
 class Child:
     """A process that runs one of the programs below, to be listened to, stopped, frozen or killed."""
 
-    def __init__(self, program: Program, *arguments: Any, points: str = "") -> None:
+    def __init__(self, program: Program, *arguments: Any, points: str = "", **options: Any) -> None:
         self.connection, other = _forks.Pipe()
-        self._process = _forks.Process(target=_run, args=(other, points, program, arguments), daemon=True)
+        self._process = _forks.Process(target=_run, args=(other, points, program, arguments, options), daemon=True)
         self._process.start()
         other.close()
+        _alive.append(self)
 
     @property
     def pid(self) -> int:
@@ -143,6 +161,7 @@ class Child:
         assert code is not None, "it does not end"
         self.connection.close()
         self._process.close()
+        _alive.remove(self)
         return code
 
     def wait_until_frozen(self) -> None:
@@ -153,8 +172,12 @@ class Child:
                     return
         raise AssertionError("it does not stop")
 
+    def freeze(self) -> None:
+        """Stop it wherever it is."""
+        os.kill(self.pid, signal.SIGSTOP)
+
     def wake(self) -> None:
-        """Let one that has stopped itself go on."""
+        """Let one that was stopped go on."""
         os.kill(self.pid, signal.SIGCONT)
 
 
@@ -382,8 +405,7 @@ def rewrite_once(line: Line, target: str, settings: dict[str, Any], batch: int) 
         table = book.table(TABLE)
         files = list(table.plan(f"batch = {batch}"))
         line.tell("ready")
-        while not line.stopped():
-            pass
+        line.wait()
         try:
             replace_files(book, table, files, halves(rows_of(batch)))
         except FilesChanged:
@@ -396,8 +418,7 @@ def hold_lease(line: Line, target: str, settings: dict[str, Any]) -> None:
     """Pin the newest version until killed."""
     with lakebook.open(target, **settings) as book, book.table(TABLE).pin() as pinned:
         line.tell("pinned", pinned.version)
-        while not line.stopped():
-            pass
+        line.wait()
 
 
 # --- readers, writers and a cleaner at once ------------------------------------
@@ -408,29 +429,40 @@ def keyed(keys: Sequence[int]) -> pa.Table:
     return pa.table({"batch": list(keys), "number": [key * key for key in keys]})
 
 
-def replace_until_stopped(line: Line, target: str, settings: dict[str, Any], seed: int) -> None:
+#: What somebody is told who was frozen for longer than leases and inserts live.
+TOO_LATE = (LeaseLost, CommitAborted, ObjectNotFound, VersionExpired)
+
+
+def replace_until_stopped(
+    line: Line, target: str, settings: dict[str, Any], seed: int, *, freezes: bool = False
+) -> None:
     """Put the keys of a few files into other files, again and again."""
     chance = random.Random(seed)
     with lakebook.open(target, **settings) as book:
         table = book.table(TABLE)
         while not line.stopped():
-            with table.pin() as pinned:
-                files = list(pinned.plan())
-                chosen = chance.sample(files, min(len(files), chance.randint(1, 3)))
-                bounds = [file.id for file in chosen]
-                rows = [row for file in chosen for row in _keys_of(book, file)]
-            chance.shuffle(rows)
             try:
-                version = replace_files(book, table, chosen, _in_parts(chance, rows, len(files)))
+                version = _replace_some(book, table, chance)
             except FilesChanged:
-                line.tell("conflict", bounds)
+                line.tell("conflict")
+            except TOO_LATE:
+                if not freezes:
+                    raise
+                line.tell("too late")
             else:
                 line.tell("replaced", version)
 
 
-def _keys_of(book: Book, file: PlannedFile) -> list[int]:
-    import pyarrow.parquet as pq
+def _replace_some(book: Book, table: Table, chance: random.Random) -> int:
+    with table.pin() as pinned:
+        files = list(pinned.plan())
+        chosen = chance.sample(files, min(len(files), chance.randint(1, 3)))
+        keys = [key for file in chosen for key in _keys_of(book, file)]
+    chance.shuffle(keys)
+    return replace_files(book, table, chosen, _in_parts(chance, keys, len(files)))
 
+
+def _keys_of(book: Book, file: PlannedFile) -> list[int]:
     with book.lake.store.open(file.file_path) as stream:
         return list(pq.read_table(stream, columns=["batch"])["batch"].to_pylist())
 
@@ -448,7 +480,7 @@ def check_rows(rows: pa.Table, keys: Sequence[int]) -> None:
     assert found == [(key, key * key) for key in keys], found
 
 
-def read_until_stopped(line: Line, target: str, settings: dict[str, Any], seed: int) -> None:
+def read_until_stopped(line: Line, target: str, settings: dict[str, Any], seed: int, *, freezes: bool = False) -> None:
     """Read in every way there is; each version has every key once."""
     chance = random.Random(seed)
     with lakebook.open(target, **settings) as book:
@@ -460,28 +492,40 @@ def read_until_stopped(line: Line, target: str, settings: dict[str, Any], seed: 
             except VersionExpired:
                 line.tell("expired")
                 continue
-            with pin as pinned:
-                low = chance.randrange(KEYS)
-                high = chance.randint(low, KEYS)
-                for _ in range(chance.randint(1, 3)):
-                    check_rows(pinned.to_arrow(), range(KEYS))
-                    check_rows(pinned.to_arrow(f"batch >= {low} AND batch < {high}"), range(low, high))
-                    assert pinned.count() == KEYS
+            try:
+                with pin as pinned:
+                    _read_and_check(pinned, chance)
+            except TOO_LATE:
+                if not freezes:
+                    raise
+                line.tell("too late")
+            else:
                 line.tell("read", pinned.version)
 
 
-def clean_until_stopped(line: Line, target: str, settings: dict[str, Any]) -> None:
+def _read_and_check(pinned: PinnedTable, chance: random.Random) -> None:
+    low = chance.randrange(KEYS)
+    high = chance.randint(low, KEYS)
+    for _ in range(chance.randint(1, 3)):
+        check_rows(pinned.to_arrow(), range(KEYS))
+        check_rows(pinned.to_arrow(f"batch >= {low} AND batch < {high}"), range(low, high))
+        assert pinned.plan().row_count == pinned.count() == KEYS
+
+
+def clean_until_stopped(line: Line, target: str, settings: dict[str, Any], *, freezes: bool = False) -> None:
     """Keep no history, and delete at once what nobody holds."""
     with lakebook.open(target, **settings) as book:
         cleaner = book.cleaner
         while not line.stopped():
-            cleaner.expire(seconds=0, versions=1)
-            cleaned = cleaner.delete_expired_temporary_files(wait=False)
+            cleaner.expire(seconds=0, versions=1, wait=freezes)
+            cleaned = cleaner.delete_expired_temporary_files(wait=freezes)
             swept = cleaner.sweep()
             assert not cleaned.failed, cleaned.failed
             assert not swept.failed, swept.failed
             # Everybody renews in time: a live insert or lease is never taken for dead.
-            assert swept.fenced == cleaned.dead_leases == 0
+            assert freezes or swept.fenced == cleaned.dead_leases == 0
+            for _ in range(swept.fenced):
+                line.tell("fenced")
             if cleaned.files:
                 line.tell("deleted", cleaned.files)
 

@@ -8,7 +8,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,9 +19,15 @@ import writers
 from books import POSTGRESQL, SQLITE, Place
 from lakebook import failpoints
 from table_facts import IMPATIENT, Told, check_that_only_what_counts_is_left, objects_of, with_own_warehouse
-from table_writers import Child, create_table, work_until_killed
+from table_writers import Child, create_table, kill_all, work_until_killed
 
 KILLS = int(os.environ.get("LAKEBOOK_TEST_KILLS", "20"))
+
+
+@pytest.fixture(autouse=True)
+def nobody_stays() -> Iterator[None]:
+    yield
+    kill_all()
 
 
 @pytest.fixture(params=[SQLITE, POSTGRESQL])

@@ -50,6 +50,7 @@ from table_writers import (
     SCHEMA,
     TABLE,
     Child,
+    check_rows,
     clean_until_stopped,
     create_table,
     halves,
@@ -57,6 +58,7 @@ from table_writers import (
     insert_batches,
     insert_frozen,
     keyed,
+    kill_all,
     leave_behind,
     read_until_stopped,
     replace_files,
@@ -71,6 +73,12 @@ from test_lost_commits import InCommit, Server, Wires
 SECONDS = float(os.environ.get("LAKEBOOK_TEST_SECONDS", "4"))
 #: A race that has not shown enough by then never will.
 LONGEST = 120 + 2 * SECONDS
+
+
+@pytest.fixture(autouse=True)
+def nobody_stays() -> Iterator[None]:
+    yield
+    kill_all()
 
 
 @pytest.fixture(params=[SQLITE, POSTGRESQL])
@@ -131,76 +139,120 @@ def check_sound(book: Book) -> None:
 
 
 class Race:
-    """Children that work against each other; one of them is killed and replaced now and then."""
+    """Children that work against each other, while something is done to them."""
 
-    def __init__(self, children: Sequence[Child], mortal: Callable[[], Child]) -> None:
-        self._children = list(children)
-        self._mortal = mortal
-        self._mortal_one = mortal()
-        self._chance = random.Random(len(self._children))
+    def __init__(self, *children: Child) -> None:
+        self.children = list(children)
         self.told: Counter[str] = Counter()
 
-    def run(self, least: Mapping[str, int]) -> None:
+    def run(self, least: Mapping[str, int], interfere: Callable[[], None]) -> None:
         """For some seconds, and until there is enough of everything; then stop them."""
         clock = SystemClock()
         begun = clock.monotonic()
-        patience = 1
         while (spent := clock.monotonic() - begun) < LONGEST:
             if spent >= SECONDS and all(self.told[kind] >= number for kind, number in least.items()):
                 break
-            everybody = {child.connection: child for child in (*self._children, self._mortal_one)}
-            for connection in wait(list(everybody), 1.0):
-                fact = everybody[connection].hear()  # type: ignore[index]
-                self._count(fact)
-                patience -= fact[0] == "deleted"
-            if patience <= 0:
-                patience = self._chance.randint(1, 8)
-                self._replace_mortal_one()
-        for child in (*self._children, self._mortal_one):
+            self.listen(1.0)
+            interfere()
+        for child in self.children:
             child.stop()
             for fact in child.facts():
                 self._count(fact)
             assert child.end() == 0
+        assert all(self.told[kind] >= number for kind, number in least.items()), self.told
+
+    def listen(self, seconds: float) -> None:
+        """Take what the children tell, or wait for something to be told."""
+        speaking = {child.connection: child for child in self.children}
+        for connection in wait(list(speaking), seconds):
+            self._count(speaking[connection].hear())  # type: ignore[index]
+
+    def replace(self, index: int, another: Child) -> None:
+        """Kill a child; another takes its place."""
+        mortal = self.children[index]
+        mortal.kill()
+        for fact in mortal.facts():
+            self._count(fact)
+        assert mortal.end() == -signal.SIGKILL
+        self.told["killed"] += 1
+        self.children[index] = another
 
     def _count(self, fact: tuple[Any, ...]) -> None:
         self.told[fact[0]] += fact[1] if fact[0] == "deleted" else 1
 
-    def _replace_mortal_one(self) -> None:
-        self._mortal_one.kill()
-        for fact in self._mortal_one.facts():
-            self._count(fact)
-        assert self._mortal_one.end() == -signal.SIGKILL
-        self.told["killed"] += 1
-        self._mortal_one = self._mortal()
+
+def with_keys(book: Book) -> Table:
+    """A table that has every key once, in a few files."""
+    table = book.tables.create(TABLE, SCHEMA)
+    for start in range(0, KEYS, KEYS // 6):
+        table.insert_arrow(keyed(range(start, start + KEYS // 6)))
+    return table
 
 
 def test_no_reader_fails_or_sees_a_wrong_row_while_files_are_replaced_and_deleted(
     place: Place, soak: Callable[[str], None]
 ) -> None:
-    book = place.open()
-    table = book.tables.create(TABLE, SCHEMA)
-    for start in range(0, KEYS, KEYS // 6):
-        table.insert_arrow(keyed(range(start, start + KEYS // 6)))
+    table = with_keys(place.open())
     settings = {**place.settings, "temporary_file_grace": 0, "sweep_grace": 0, "lock_timeout": 60}
     given = (place.target, settings)
     race = Race(
-        [
-            *(Child(read_until_stopped, *given, seed) for seed in range(3)),
-            *(Child(replace_until_stopped, *given, seed) for seed in range(2)),
-            Child(verify_until_stopped, *given),
-        ],
-        lambda: Child(clean_until_stopped, *given),
+        Child(clean_until_stopped, *given),
+        *(Child(read_until_stopped, *given, seed) for seed in range(3)),
+        *(Child(replace_until_stopped, *given, seed) for seed in range(2)),
+        Child(verify_until_stopped, *given),
     )
-    least = {"read": 30, "replaced": 30, "deleted": 30, "killed": 3, "verified": 3}
-    race.run(least)
-    told = race.told
-    assert all(told[kind] >= number for kind, number in least.items()), told
+    chance = random.Random(KEYS)
+    patience = 1
+
+    def kill_the_cleaner() -> None:
+        nonlocal patience
+        if race.told["deleted"] >= patience:
+            patience = race.told["deleted"] + chance.randint(1, 10)
+            race.replace(0, Child(clean_until_stopped, *given))
+
+    race.run({"read": 30, "replaced": 30, "deleted": 30, "killed": 3, "verified": 3}, kill_the_cleaner)
     assert table.count() == KEYS
     check_that_only_what_counts_is_left(place)
+    told = race.told
     soak(
         f"{place.kind}: {told['read']:,} reads under a lease while {told['replaced']:,} changes replaced files and"
         f" {told['deleted']:,} files were deleted without a grace by a cleaner that was killed {told['killed']:,}"
         f" times; no reader failed or saw a wrong row, and verify found nothing {told['verified']:,} times"
+    )
+
+
+def test_whoever_was_frozen_for_too_long_is_refused_and_sees_no_wrong_row(
+    place: Place, soak: Callable[[str], None]
+) -> None:
+    table = with_keys(place.open())
+    settings = {**place.settings, **IMPATIENT, "lease_seconds": 0.2, "lock_timeout": 60}
+    given = (place.target, settings)
+    frozen = [
+        *(Child(read_until_stopped, *given, seed, freezes=True) for seed in range(2)),
+        *(Child(replace_until_stopped, *given, seed, freezes=True) for seed in range(2)),
+    ]
+    race = Race(Child(clean_until_stopped, *given, freezes=True), *frozen)
+    chance = random.Random(KEYS)
+    clock = SystemClock()
+
+    def freeze_somebody() -> None:
+        one = chance.choice(frozen)
+        one.freeze()
+        begun = clock.monotonic()
+        # Longer than it takes until it is taken for dead, unless it holds the lock that the cleaner needs.
+        while clock.monotonic() - begun < 0.7:
+            race.listen(0.1)
+        one.wake()
+        race.told["frozen"] += 1
+
+    race.run({"read": 20, "replaced": 20, "deleted": 20, "frozen": 5, "too late": 1}, freeze_somebody)
+    assert table.count() == KEYS
+    check_rows(table.to_arrow(), range(KEYS))
+    check_that_only_what_counts_is_left(place)
+    told = race.told
+    soak(
+        f"{place.kind}: processes frozen {told['frozen']:,} times among {told['read']:,} reads and"
+        f" {told['replaced']:,} changes; {told['too late']:,} were refused, none saw or left a wrong row"
     )
 
 
@@ -341,11 +393,26 @@ def test_a_frozen_reader_whose_lease_was_taken_away_is_told_so(place: Place) -> 
         clock.advance(1)
         assert janitor.cleaner.delete_expired_temporary_files().files == 1
         # It wakes, and must not take what is left of its version for the whole.
+        with pytest.raises((LeaseLost, VersionExpired)):
+            list(pinned.plan())
+        with pytest.raises((LeaseLost, VersionExpired)):
+            pinned.count()
         with pytest.raises(LeaseLost):
             pinned.to_arrow()
-        with pytest.raises(LeaseLost):
-            list(pinned.plan())
     check_sound(book)
+
+
+def test_a_plan_without_a_lease_is_whole_or_refused(place: Place) -> None:
+    book = place.open()
+    janitor = place.open(clock=later(), temporary_file_grace=0)
+    table = create_table(book)
+    table.insert_arrow(rows_of(1, 2))
+    plan = table.plan()
+    table.delete("batch = 1")
+    expire(janitor)
+    assert janitor.cleaner.delete_expired_temporary_files().files == 1
+    with pytest.raises(VersionExpired):
+        list(plan)
 
 
 def test_a_reader_that_reads_for_longer_than_a_lease_lasts_keeps_it(place: Place) -> None:
@@ -618,6 +685,32 @@ def test_two_cleaners_at_once_do_no_harm(place: Place, point: str) -> None:
         assert first.finish().failed == []
     check_that_only_what_counts_is_left(place)
     assert batches_of(book) == {1}
+
+
+def test_a_cleaner_that_waited_while_a_dropped_table_went_is_not_misled(postgres_place: Place) -> None:
+    place = postgres_place
+    book = place.open()
+    table = create_table(book)
+    table.insert_arrow(rows_of(1))
+    table.delete("true")
+    old = book.tables.create("old", SCHEMA)
+    old.insert_arrow(rows_of(7))
+    gone = old.record
+    book.tables.drop("old")
+    one, two = (place.open(clock=later(), temporary_file_grace=0) for _ in range(2))
+    expire(one)
+    with (
+        held_at("clean.object_deleted", one.cleaner.delete_expired_temporary_files) as first,
+        held_before_commit(table.pin) as leasing,
+    ):
+        # The other comes to the same files, and has to wait for a lease on the first of the tables.
+        second = started(two.cleaner.delete_expired_temporary_files)
+        wait_until_blocked(book)
+        assert first.finish().files == 2
+        one.cleaner.expire(gone)
+        leasing.finish().lease.close()
+    assert second.finish().failed == []
+    check_that_only_what_counts_is_left(place)
 
 
 # --- writers against writers ---------------------------------------------------

@@ -21,9 +21,10 @@ def spark() -> Iterator[SparkSession]:
         "spark.sql.shuffle.partitions": "2",
         "spark.default.parallelism": "2",
         "spark.driver.memory": "1g",
-        # The rows are few: compiling a plan into Java would be most of the work.
+        # The rows are few: making plans fast would take longer than they run.
         "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.adaptive.enabled": "false",
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     }
     session = spark_session("lakebook-tests", master="local[2]", **settings)
     session.sparkContext.setLogLevel("ERROR")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -24,6 +25,7 @@ from lakebook import Book, failpoints
 from lakebook.errors import (
     IncompatibleSchema,
     InsertFailed,
+    InvalidFile,
     InvalidInput,
     InvalidSchema,
     InvalidTable,
@@ -109,6 +111,20 @@ def test_rows_that_arrow_wrote_are_the_same_for_every_engine(spark: SparkSession
     table.insert_arrow(arrow_rows(table, ROWS))
     assert values(in_duckdb(table)) == values(arrow_rows(table, ROWS))
     check_same(table, spark, ROWS)
+
+
+def test_a_table_of_nothing_but_collections_is_like_any_other(spark: SparkSession, book: Book) -> None:
+    table = book.tables.create("lists", "a ARRAY<STRUCT<x: INT>>, m MAP<STRING, INT>")
+    rows: list[dict[str, Any]] = [{"a": [{"x": 1}], "m": [("k", 1)]}, {"a": None}]
+    table.insert(frame_of(spark, table, rows[:1]))
+    table.insert_arrow(arrow_rows(table, rows[1:]))
+    check_same(table, spark, rows)
+    with table.update_schema() as update:
+        update.add_column("id", "INT")
+    table.insert(frame_of(spark, table, [{"a": [], "id": 7}]))
+    check_same(table, spark, [*rows, {"a": [], "id": 7}])
+    assert table.to_arrow("id = 7").num_rows == in_spark(table, spark, "id = 7").num_rows == 1
+    assert table.to_arrow("id is null").num_rows == in_spark(table, spark, "id is null").num_rows == 2
 
 
 def test_maps_whose_keys_are_no_texts_come_back_equal(spark: SparkSession, book: Book) -> None:
@@ -467,6 +483,30 @@ def test_files_are_sorted_as_the_table_says(spark: SparkSession, book: Book) -> 
             assert keys == sorted(keys)
 
 
+@pytest.fixture
+def elsewhere(spark: SparkSession) -> Iterator[None]:
+    """The session is in another zone than the machine and the books."""
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Kolkata")
+    yield
+    assert before is not None
+    spark.conf.set("spark.sql.session.timeZone", before)
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize("kind", ["parquet", "json"])
+def test_the_zone_of_the_session_changes_nothing_that_is_stored(spark: SparkSession, book: Book, kind: str) -> None:
+    table = book.tables.create("t", "id BIGINT, ts TIMESTAMP, n TIMESTAMP_NTZ, d DATE", format=kind)
+    rows = [
+        {"id": 1, "ts": datetime(1969, 12, 31, 23, 59, 59, 999999, UTC), "n": local("1969-12-31T23:59:59.999999")},
+        {"id": 2, "d": date(1900, 1, 1)},
+    ]
+    table.insert(frame_of(spark, table, rows))
+    check_same(table, spark, rows)
+    for predicate in ("ts = '1969-12-31T23:59:59.999999+00:00'", "n = '1969-12-31T23:59:59.999999'"):
+        assert ids(in_spark(table, spark, predicate)) == ids(table.to_arrow(predicate)) == [1]
+
+
 # --- predicates ----------------------------------------------------------------
 
 TESTED = (
@@ -605,6 +645,12 @@ def test_old_rows_are_read_by_field_id_at_every_depth_after_every_change(
     assert values(old) == values(table.to_arrow(version=1)) == values(wanted)
     moment = next(item for item in table.history().items if item.version == 1).committed_at
     assert values(in_spark(table, spark, as_of=moment)) == values(wanted)
+    # Columns that are younger than a file, alone and beside others.
+    wanted = arrow_rows(table, seen)
+    for columns in (["name"], ["same", "id"], ["gone", "Na.me"]):
+        assert sorted(map(repr, values(table.to_arrow(columns=columns)))) == sorted(
+            map(repr, values(wanted.select(columns)))
+        )
     # A predicate means the column that has the name now.
     assert ids(in_spark(table, spark, "same = 8 and \"Na.me\" = 'four'")) == [2**40]
     assert ids(table.to_arrow("same is null")) == [1, 2, 3]
@@ -654,6 +700,70 @@ def test_a_table_of_nothing_but_files_without_field_ids_is_read(spark: SparkSess
     with table.update_schema() as update:
         update.rename_column("a", "b")
     check_same(table, spark, [{"id": 1, "b": "x"}])
+
+
+FOREIGN: dict[str, tuple[str, pa.Array]] = {
+    "int8": ("INT", pa.array([-5, None], pa.int8())),
+    "int32 for a long": ("BIGINT", pa.array([-5, None], pa.int32())),
+    "uint8": ("INT", pa.array([250, None], pa.uint8())),
+    "uint32": ("BIGINT", pa.array([4_000_000_000, None], pa.uint32())),
+    "uint64": ("BIGINT", pa.array([5, None], pa.uint64())),
+    "float16": ("FLOAT", pa.array([1.5, None], pa.float16())),
+    "float32 for a double": ("DOUBLE", pa.array([1.5, None], pa.float32())),
+    "dictionary": ("STRING", pa.array(["a", None]).dictionary_encode()),
+    "large list": ("ARRAY<INT>", pa.array([[1, None], None], pa.large_list(pa.int32()))),
+    "list of two": ("ARRAY<INT>", pa.array([[1, None], None], pa.list_(pa.int32(), 2))),
+    "smaller decimal": ("DECIMAL(20, 2)", pa.array([Decimal("1.25"), None], pa.decimal128(5, 2))),
+    "microseconds": ("TIMESTAMP", pa.array([-1, None], pa.timestamp("us", "UTC"))),
+    "milliseconds": ("TIMESTAMP", pa.array([-1, None], pa.timestamp("ms", "UTC"))),
+    "milliseconds without a zone": ("TIMESTAMP_NTZ", pa.array([-1, None], pa.timestamp("ms"))),
+    "milliseconds in a list": ("ARRAY<TIMESTAMP>", pa.array([[-1], None], pa.list_(pa.timestamp("ms", "UTC")))),
+}
+
+
+def test_a_file_that_was_added_reads_the_same_everywhere_or_is_refused(spark: SparkSession, book: Book) -> None:
+    (warehouse_of(book) / "foreign").mkdir()
+    taken = []
+    for number, (name, (kind, column)) in enumerate(FOREIGN.items()):
+        table = book.tables.create(f"t{number}", f"v {kind}, more INT")
+        path = f"foreign/{number}.parquet"
+        pq.write_table(pa.table({"v": column}), warehouse_of(book) / path)
+        try:
+            table.add_files([path])
+        except InvalidFile:
+            (warehouse_of(book) / path).unlink()
+            continue
+        taken.append(name)
+        wanted = column.to_pylist()
+        assert table.to_arrow().column("v").to_pylist() == wanted, name
+        assert in_duckdb(table).column(0).to_pylist() == wanted, name
+        assert [row["v"] for row in in_spark(table, spark).to_pylist()] == wanted, name
+    assert {"int8", "int32 for a long", "dictionary", "large list", "microseconds"} <= set(taken)
+
+
+def test_a_file_in_which_only_some_columns_have_ids_is_refused(book: Book) -> None:
+    # Iceberg's readers would go by the ids that there are, and others by the names.
+    def field(name: str, kind: pa.DataType, number: int | None) -> pa.Field:
+        return pa.field(name, kind, metadata=None if number is None else {"PARQUET:field_id": str(number)})
+
+    table = book.tables.create("t", "id BIGINT, a STRING, s STRUCT<x: INT, y: INT>")
+    numbers = pa.int32()
+    wrong = [
+        [(1, None, 2), (None, None)],
+        [(1, 2, 3), (None, None)],
+        [(None, None, None), (5, 4)],
+        [(1, 2, 3), (4, None)],
+    ]
+    (warehouse_of(book) / "foreign").mkdir()
+    file = warehouse_of(book) / "foreign/some.parquet"
+    for (one, two, three), (four, five) in wrong:
+        inner = pa.struct([field("x", numbers, four), field("y", numbers, five)])
+        columns = pa.schema([field("id", pa.int64(), one), field("a", pa.string(), two), field("s", inner, three)])
+        pq.write_table(pa.table({"id": [1], "a": ["a"], "s": [{"x": 1, "y": 2}]}, schema=columns), file)
+        with pytest.raises(InvalidFile):
+            table.add_files(["foreign/some.parquet"])
+    file.unlink()
+    assert table.count() == 0
 
 
 # --- JSON ----------------------------------------------------------------------
