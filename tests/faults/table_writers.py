@@ -23,10 +23,11 @@ import pyarrow.parquet as pq
 
 import lakebook
 from lakebook import Book, failpoints
-from lakebook.errors import CommitAborted, FilesChanged, LeaseLost, ObjectNotFound, VersionExpired
+from lakebook.errors import CommitAborted, FilesChanged, InsertFailed, LeaseLost, ObjectNotFound, VersionExpired
 from lakebook.lake import attempts
 from lakebook.lake.attempts import Attempt
 from lakebook.lake.formats import FORMATS
+from lakebook.lake.inserting import one_clear_error
 from lakebook.lake.table import PinnedTable, Table
 from lakebook.registry.table_files import NewFile, PlannedFile, TableChange
 from lakebook.registry.tables import TableRecord
@@ -204,7 +205,7 @@ def write_files(book: Book, record: TableRecord, attempt: Attempt, rows: pa.Tabl
 def replace_files(book: Book, table: Table, files: Sequence[PlannedFile], parts: Sequence[pa.Table]) -> int:
     """Replace files by the same rows in other files, one for each part; the new version."""
     record = table.record
-    with Attempt(book.lake, record) as attempt:
+    with one_clear_error(record), Attempt(book.lake, record) as attempt:
         added = [file for part in parts for file in write_files(book, record, attempt, part)]
         return attempt.commit(TableChange("replace", added, [file.id for file in files])).version
 
@@ -430,7 +431,7 @@ def keyed(keys: Sequence[int]) -> pa.Table:
 
 
 #: What somebody is told who was frozen for longer than leases and inserts live.
-TOO_LATE = (LeaseLost, CommitAborted, ObjectNotFound, VersionExpired)
+TOO_LATE = (LeaseLost, CommitAborted, InsertFailed, ObjectNotFound, VersionExpired)
 
 
 def replace_until_stopped(

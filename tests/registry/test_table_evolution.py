@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
@@ -11,7 +12,15 @@ import pytest
 from books import Place
 from lake import check_totals, ids, insert, lay, numbers, own_warehouse, rows_of, with_ids  # noqa: F401
 from lakebook import Book
-from lakebook.errors import IncompatibleSchema, InvalidFile, InvalidPredicate, InvalidSchema, SchemaChanged
+from lakebook.errors import (
+    IncompatibleSchema,
+    InvalidFile,
+    InvalidPredicate,
+    InvalidSchema,
+    LakebookError,
+    SchemaChanged,
+)
+from lakebook.iceberg.evolution import SchemaUpdate
 from lakebook.lake.table import Table
 
 NESTED = (
@@ -171,11 +180,12 @@ def test_a_required_column_can_become_optional(book: Book) -> None:
 def test_partition_and_sort_columns_are_protected_but_for_their_names(book: Book) -> None:
     table = book.tables.create("t", "id INT, k INT, o INT, v INT", partition_by=["bucket(2, k)"], sort_by=["o"])
     insert(table, {"id": 1, "k": 1, "o": 2, "v": 3})
-    for change in (
+    changes: list[Callable[[SchemaUpdate], Any]] = [
         lambda update: update.drop_column("k"),
         lambda update: update.drop_column("o"),
         lambda update: update.widen_column("k", "BIGINT"),
-    ):
+    ]
+    for change in changes:
         with pytest.raises(IncompatibleSchema), table.update_schema() as update:
             change(update)
     with table.update_schema() as update:
@@ -335,7 +345,7 @@ def test_a_change_of_nothing_or_with_an_error_makes_no_version(book: Book) -> No
         update.rename_column("a", "b").rename_column("b", "a")
     with pytest.raises(ZeroDivisionError), table.update_schema() as update:
         update.add_column("x", f"DECIMAL({1 // 0}, 0)")
-    for change, error in (
+    changes: list[tuple[Callable[[SchemaUpdate], Any], type[LakebookError]]] = [
         (lambda update: update.add_column("a", "INT"), IncompatibleSchema),
         (lambda update: update.add_column("A", "INT"), IncompatibleSchema),
         (lambda update: update.drop_column("x"), IncompatibleSchema),
@@ -344,7 +354,8 @@ def test_a_change_of_nothing_or_with_an_error_makes_no_version(book: Book) -> No
         (lambda update: update.rename_column("a", "id"), IncompatibleSchema),
         (lambda update: update.add_column("x", "NOTHING"), InvalidSchema),
         (lambda update: update.drop_column("a").drop_column("id"), IncompatibleSchema),
-    ):
+    ]
+    for change, error in changes:
         with pytest.raises(error), table.update_schema() as update:
             change(update)
     assert (table.version, table.record.schema_version) == (0, 1)

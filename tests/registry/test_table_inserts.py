@@ -875,12 +875,12 @@ def test_a_path_that_was_deleted_can_hold_another_file_later(shared_place: Place
 
 def test_a_partitioned_table_takes_files_of_one_partition_each(book: Book) -> None:
     table = book.tables.create("t", "id BIGINT, day DATE, f DOUBLE", partition_by=["month(day)", "truncate(10, id)"])
-    good = [
+    good: list[list[dict[str, Any]]] = [
         [{"id": 10, "day": date(2024, 1, 1)}, {"id": 19, "day": date(2024, 1, 31)}],
         [{"id": -10, "day": date(1969, 12, 31)}, {"id": -1, "day": date(1969, 12, 1)}],
         [{"id": None, "day": None}],
     ]
-    bad = [
+    bad: list[list[dict[str, Any]]] = [
         [{"id": 10, "day": date(2024, 1, 1)}, {"id": 20, "day": date(2024, 1, 1)}],
         [{"id": 10, "day": date(2024, 1, 1)}, {"id": 10, "day": date(2024, 2, 1)}],
         [{"id": 10, "day": date(2024, 1, 1)}, {"id": 10, "day": None}],

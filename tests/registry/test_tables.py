@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from datetime import UTC
 from typing import Any
 
@@ -499,16 +500,18 @@ def test_the_totals_are_exact_after_every_operation(place: Place) -> None:
 def test_a_refused_change_leaves_totals_version_and_history_as_they_were(book: Book) -> None:
     table = numbers(book, "t", [1, 2])
     before = (table.describe(), list(table.history()))
-    for call in (
+    no_table: Any = [{"id": 1}]
+    calls: list[Callable[[], Any]] = [
         lambda: table.insert_arrow(pa.table({"id": ["x"]})),
         lambda: table.insert_arrow(pa.table({"other": [1]})),
-        lambda: table.insert_arrow([{"id": 1}]),  # type: ignore[arg-type]
-        lambda: table.insert([{"id": 1}]),  # type: ignore[arg-type]
+        lambda: table.insert_arrow(no_table),
+        lambda: table.insert(no_table),
         lambda: table.add_files(["missing.parquet"]),
         lambda: table.delete(None),
         lambda: table.delete("id = 1"),
         lambda: table.delete("nothing = 1"),
-    ):
+    ]
+    for call in calls:
         with pytest.raises(LakebookError):
             call()
     assert (table.describe(), list(table.history())) == before

@@ -13,20 +13,12 @@ import lakebook
 from lakebook import Book
 from lakebook.spark.session import spark_session
 from spark.rows import known_files, remains, warehouse_of
+from spark.sessions import QUICK
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    settings = {
-        "spark.sql.shuffle.partitions": "2",
-        "spark.default.parallelism": "2",
-        "spark.driver.memory": "1g",
-        # The rows are few: making plans fast would take longer than they run.
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.adaptive.enabled": "false",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    }
-    session = spark_session("lakebook-tests", master="local[2]", **settings)
+    session = spark_session("lakebook-tests", master="local[2]", **QUICK)
     session.sparkContext.setLogLevel("ERROR")
     yield session
     session.stop()

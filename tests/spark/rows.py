@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -58,7 +57,7 @@ def values(data: pa.Table) -> list[tuple[Any, ...]]:
     kinds = [field.type for field in data.schema]
     rows = zip(*(column.to_pylist() for column in data.columns), strict=True)
     found = [tuple(_plain(value, kind) for value, kind in zip(row, kinds, strict=True)) for row in rows]
-    return sorted(found, key=lambda row: repr(row[0]) if row[0] is None else f"{row[0]!r:>30}")
+    return sorted(found, key=lambda row: f"{row[0]!r:>30}")
 
 
 def _plain(value: Any, kind: pa.DataType) -> Any:
@@ -107,6 +106,7 @@ def ids(data: pa.Table) -> list[Any]:
 
 
 def warehouse_of(book: Book) -> Path:
+    """The folder of a book's warehouse."""
     inside = book.lake.store.local_path("data")
     assert inside is not None
     return inside.parent
@@ -145,11 +145,9 @@ def once_at(point: str, action: Callable[[], object]) -> AbstractContextManager[
 
 
 def raising(error: Exception) -> Callable[[], None]:
+    """What fails with this error."""
+
     def fail() -> None:
         raise error
 
     return fail
-
-
-def not_numbers() -> Iterable[float]:
-    return math.nan, math.inf, -math.inf, -0.0

@@ -14,6 +14,15 @@ import lakebook
 from lakebook.errors import LakebookError
 from lakebook.spark.session import spark_session
 
+#: The rows of tests are few: making plans fast would take longer than they run.
+QUICK = {
+    "spark.sql.shuffle.partitions": "2",
+    "spark.default.parallelism": "2",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.driver.memory": "1g",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+}
 TABLE = "t"
 ROWS = 100
 PARTITIONS = 2
@@ -35,7 +44,7 @@ def fails_at_first(marks: str) -> Any:
 
 def retried(folder: str, marks: str) -> dict[str, Any]:
     """Insert rows with tasks that are tried three times."""
-    spark = spark_session(master="local[2,3]")
+    spark = spark_session(master="local[2,3]", **QUICK)
     numbers = spark.sparkContext.parallelize(range(ROWS), PARTITIONS)
     with lakebook.open(folder) as book:
         report = book.table(TABLE).insert(numbers.mapPartitions(fails_at_first(marks)).toDF("id BIGINT"))
@@ -46,7 +55,7 @@ def retried(folder: str, marks: str) -> dict[str, Any]:
 def without_runtime(folder: str, _: str) -> dict[str, Any]:
     """What a session that is Spark's alone is told."""
     builder: SparkSession.Builder = SparkSession.builder
-    spark = builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+    spark = builder.master("local[1]").config(map={**QUICK, "spark.ui.enabled": "false"}).getOrCreate()
     frame = spark.range(3).toDF("id")
     told = {}
     with lakebook.open(folder) as book:

@@ -14,7 +14,7 @@ from lakebook.lake.leasing import READS
 from lakebook.lake.properties import history_policy
 from lakebook.names import shown
 from lakebook.registry.inserts import FORGET_INSERT, NOTE_SWEPT, UnsweptInsert, known_paths, unswept_inserts
-from lakebook.registry.leases import LeaseRecord, list_leases
+from lakebook.registry.leases import LeaseRecord, end_dead_leases, list_leases
 from lakebook.registry.retirement import (
     Retired,
     expire_versions,
@@ -238,6 +238,7 @@ class Cleaner:
             progress(f"{result.files} files deleted")
         result.dead_leases = len(dead)
         if not dry_run:
+            self._lake.registry.write(lambda transaction: end_dead_leases(transaction, dead))
             self._remove_read_folders()
             # A dropped table whose last file has gone now can go as well.
             for table_id, object_id, dropped in self._tables(None):
@@ -317,7 +318,8 @@ class Cleaner:
             except CommitNotFound:
                 state = None
             failpoints.reach("sweep.fenced")
-        if state == "committed":
+        # Without a commit row nobody knows how it ended: then, too, only what no row refers to goes.
+        if state != "aborted" and state != "open":
             removed = self._remove_uncounted(insert, dry_run=result.dry_run)
         elif result.dry_run:
             removed = sum(1 for _ in lake.store.list(insert.folder)) if insert.folder else 0

@@ -31,6 +31,8 @@ class Lease:
         self._lost = False
         self._closed = False
         self._staged = False
+        # By this clock it cannot have run out before that and a lease time.
+        self._renewed = lake.clock.monotonic()
         #: Set where no `with` block ends it: the time after which it is renewed no more.
         self._until: int | None = None
 
@@ -48,12 +50,24 @@ class Lease:
         """Whether it is still held and has not come to its maximum."""
         return not self._closed and not self._lost and (self._until is None or now < self._until)
 
+    def note_renewed(self, asked: float) -> None:
+        """Remember when the registry was last asked to renew it, and did."""
+        self._renewed = max(self._renewed, asked)
+
     def note_lost(self) -> None:
         """Remember that the registry no longer has it."""
         self._lost = not self._closed
 
     def check(self) -> None:
-        """Raise `LeaseLost` if it is known to be lost."""
+        """Raise `LeaseLost` unless it is still held.
+
+        The registry is asked only if the lease could have run out: if nobody has renewed it for its time.
+        """
+        self._raise_lost()
+        if self._lake.clock.monotonic() - self._renewed >= self._lake.settings.lease_seconds:
+            self.confirm()
+
+    def _raise_lost(self) -> None:
         if self._lost or self._closed:
             raise LeaseLost(
                 "the lease was closed" if self._closed else "the lease ran out before it was renewed",
@@ -63,11 +77,14 @@ class Lease:
 
     def confirm(self) -> None:
         """Ask the registry whether it is still held, and renew it."""
-        self.check()
+        self._raise_lost()
+        asked = self._lake.clock.monotonic()
         seconds = self._lake.settings.lease_seconds
-        if not self._lake.registry.write(lambda transaction: renew_leases(transaction, [self.id], seconds)):
+        if self._lake.registry.write(lambda transaction: renew_leases(transaction, [self.id], seconds)):
+            self.note_renewed(asked)
+        else:
             self.note_lost()
-        self.check()
+        self._raise_lost()
 
     def keep_until_closed(self) -> None:
         """Let it end with the book, or at the maximum, where no `with` block ends it."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from lakebook.errors import InvalidInput, ObjectNotFound, ObjectTruncated, ReadFailed
+from lakebook.errors import InvalidInput, LakebookError, ObjectNotFound, ObjectTruncated, ReadFailed
 from lakebook.iceberg.arrow_files import plain_schema, selected
 from lakebook.lake.arrow_filter import expression_of
 from lakebook.lake.footer_store import footers_for
@@ -45,6 +46,7 @@ def read_frame(spark: SparkSession, plan: Plan, lease: Lease, columns: Sequence[
     check_session(spark)
     lease.check()
     frame = FORMATS[plan.table.format].read(spark, plan, lease)
+    lease.check()
     if not isinstance(plan.predicate, Always):
         frame = frames.matching(frame, plan.predicate)
     if columns is not None:
@@ -62,23 +64,33 @@ def read_batches(plan: Plan, lease: Lease, columns: Sequence[str] | None = None)
     keep = list(columns) if columns is not None else [field.name for field in plan.schema.fields]
     handler = FORMATS[plan.table.format]
     for chunk in chunks(plan, _AT_ONCE):
+        # What a lost lease no longer pins may be gone from the registry too, and the plan be short of it.
         lease.check()
-        footers = footers_for(
-            plan.lake,
-            ((file.file_path, file.file_size, file.row_count) for file in chunk if file.file_type == PARQUET),
-        )
+        with _pinned_files(lease):
+            footers = footers_for(
+                plan.lake,
+                ((file.file_path, file.file_size, file.row_count) for file in chunk if file.file_type == PARQUET),
+            )
         for file in chunk:
-            try:
+            with _pinned_files(lease, file.file_path):
                 for batch in handler.batches(plan, file, wanted, footers.get(file.file_path)):
                     rows = _filtered(plan, batch)
                     if rows.num_rows:
                         yield from rows.select(keep).to_batches()
-            except (ObjectNotFound, ObjectTruncated, FileNotFoundError, OSError, pa.ArrowException) as error:
-                # Only a lost lease can take a file away from under a reader.
-                lease.confirm()
-                raise ReadFailed(
-                    f"the file cannot be read ({reason_of(error)})", on=file.file_path, remedy="Run `lakebook verify`"
-                ) from error
+    lease.check()
+
+
+@contextmanager
+def _pinned_files(lease: Lease, path: str = "") -> Iterator[None]:
+    """Only a lost lease can take a file away from under a reader."""
+    try:
+        yield
+    except (ObjectNotFound, ObjectTruncated, OSError, pa.ArrowException) as error:
+        lease.confirm()
+        on = error.on if isinstance(error, LakebookError) else path
+        raise ReadFailed(
+            f"the file cannot be read ({reason_of(error)})", on=on, remedy="Run `lakebook verify`"
+        ) from error
 
 
 def _wanted_schema(plan: Plan, columns: Sequence[str] | None) -> Any:

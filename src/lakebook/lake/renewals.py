@@ -98,7 +98,10 @@ class Renewals:
                 renew_insert(transaction, commit_id, settings.insert_alive)
             return renew_leases(transaction, sorted(leases), settings.lease_seconds) if leases else set()
 
+        asked = self._registry.clock.monotonic()
         held = self._registry.write(work)
         for lease_id, lease in leases.items():
-            if lease_id not in held:
+            if lease_id in held:
+                lease.note_renewed(asked)
+            else:
                 lease.note_lost()
