@@ -88,7 +88,8 @@ class Book:
     def release_reads(self) -> None:
         """Let go of everything that `Table.read` pinned in this process; its frames are good no more."""
         for lease in self.lake.renewals.leases():
-            lease.close()
+            if lease.kept_until_closed:
+                lease.close()
 
     @property
     def cleaner(self) -> Cleaner:

@@ -6,6 +6,7 @@ than the work. It tells what it does as it does it: what was told stays told whe
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import os
@@ -380,6 +381,25 @@ def insert_frozen(line: Line, target: str, settings: dict[str, Any], point: str,
             line.tell("refused", type(error).__name__)
         else:
             line.tell("inserted")
+
+
+GIVEN = [f"given/{number}.parquet" for number in range(3)]
+
+
+def lay_files(book: Book, number: int = len(GIVEN)) -> None:
+    """Put files into the warehouse, as another program does; each has a batch."""
+    for batch, path in enumerate(GIVEN[:number]):
+        stream = io.BytesIO()
+        pq.write_table(rows_of(batch), stream)
+        book.lake.store.put_new(path, stream.getvalue())
+
+
+def add_given_files(line: Line, target: str, settings: dict[str, Any]) -> None:
+    """Add the files that were given."""
+    stage_early()
+    with lakebook.open(target, **settings) as book:
+        book.table(TABLE).add_files(GIVEN)
+        line.tell("added")
 
 
 def insert_batches(line: Line, target: str, settings: dict[str, Any], first: int, number: int) -> None:

@@ -18,8 +18,26 @@ import table_writers
 import writers
 from books import POSTGRESQL, SQLITE, Place
 from lakebook import failpoints
-from table_facts import IMPATIENT, Told, check_that_only_what_counts_is_left, objects_of, with_own_warehouse
-from table_writers import Child, create_table, kill_all, work_until_killed
+from table_facts import (
+    IMPATIENT,
+    Told,
+    batches_of,
+    check_that_only_what_counts_is_left,
+    later,
+    objects_of,
+    with_own_warehouse,
+)
+from table_writers import (
+    GIVEN,
+    SCHEMA,
+    TABLE,
+    Child,
+    add_given_files,
+    create_table,
+    kill_all,
+    lay_files,
+    work_until_killed,
+)
 
 KILLS = int(os.environ.get("LAKEBOOK_TEST_KILLS", "20"))
 
@@ -84,6 +102,29 @@ def test_a_worker_killed_at_each_failpoint_leaves_a_sound_table(place: Place, po
     told.check(book)
     check_that_only_what_counts_is_left(place)
     told.check(book)
+
+
+@pytest.mark.parametrize("point", ["insert.reserved", "insert.chunk_staged", "change.written"])
+def test_files_that_were_being_added_when_the_process_was_killed_stay_and_can_be_added_again(
+    place: Place, point: str
+) -> None:
+    book = place.open()
+    table = book.tables.create(TABLE, SCHEMA)
+    lay_files(book)
+    child = Child(add_given_files, place.target, place.settings, points=f"{point}=kill@1")
+    assert list(child.facts()) == []
+    assert child.end() == -signal.SIGKILL
+    clock = later()
+    janitor = place.open(clock=clock, sweep_grace=0)
+    for _ in range(3):
+        janitor.cleaner.sweep()
+        clock.advance(1)
+        checked = book.verify()
+        assert checked.ok, checked.findings
+    assert objects_of(book) == set(GIVEN)
+    assert table.add_files(GIVEN).files == len(GIVEN)
+    assert batches_of(book) == set(range(len(GIVEN)))
+    check_that_only_what_counts_is_left(place)
 
 
 # Each costs the start of a Spark.

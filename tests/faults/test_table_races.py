@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import random
 import signal
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-import pyarrow.parquet as pq
 import pytest
 
 from books import POSTGRESQL, SQLITE, Place
@@ -45,6 +43,7 @@ from table_facts import (
     with_own_warehouse,
 )
 from table_writers import (
+    GIVEN,
     KEYS,
     ROWS,
     SCHEMA,
@@ -59,6 +58,7 @@ from table_writers import (
     insert_frozen,
     keyed,
     kill_all,
+    lay_files,
     leave_behind,
     read_until_stopped,
     replace_files,
@@ -398,6 +398,23 @@ def test_a_frozen_reader_whose_lease_was_taken_away_is_told_so(place: Place) -> 
         with pytest.raises((LeaseLost, VersionExpired)):
             pinned.count()
         with pytest.raises(LeaseLost):
+            pinned.to_arrow()
+    check_sound(book)
+
+
+def test_a_reader_that_froze_before_it_heard_of_its_lease_is_told_that_it_is_lost(place: Place) -> None:
+    clock = later(0)
+    book = place.open(clock=clock)
+    janitor = place.open(clock=clock, temporary_file_grace=0)
+    table = create_table(book)
+    table.insert_arrow(rows_of(1, 2))
+    with held_at("lease.taken", table.pin) as leasing:
+        table.delete("batch = 1")
+        clock.advance(61)
+        janitor.cleaner.expire(seconds=0, versions=1, wait=True)
+        clock.advance(1)
+        assert janitor.cleaner.delete_expired_temporary_files().files == 1
+        with leasing.finish() as pinned, pytest.raises(LeaseLost):
             pinned.to_arrow()
     check_sound(book)
 
@@ -793,12 +810,10 @@ def test_a_change_waits_for_another_of_the_same_file_and_is_then_refused(place: 
 def test_of_two_who_add_one_file_exactly_one_wins_and_the_file_stays(place: Place) -> None:
     book = place.open()
     tables = [book.tables.create(name, SCHEMA) for name in ("a", "b")]
-    stream = io.BytesIO()
-    pq.write_table(rows_of(1), stream)
-    book.lake.store.put_new("given/one.parquet", stream.getvalue())
+    lay_files(book, 1)
     other = place.open(lock_timeout=PATIENCE).table("b")
-    with held_before_commit(lambda: tables[0].add_files(["given/one.parquet"]), skip=1) as first:
-        second = started(lambda: other.add_files(["given/one.parquet"]))
+    with held_before_commit(lambda: tables[0].add_files(GIVEN[:1]), skip=1) as first:
+        second = started(lambda: other.add_files(GIVEN[:1]))
         wait_until_blocked(book)
         assert first.finish().rows == ROWS
     with pytest.raises(PathInUse):
@@ -806,7 +821,7 @@ def test_of_two_who_add_one_file_exactly_one_wins_and_the_file_stays(place: Plac
     assert [table.count() for table in tables] == [ROWS, 0]
     assert tables[0].to_arrow().num_rows == ROWS
     check_that_only_what_counts_is_left(place)
-    assert objects_of(book) == {"given/one.parquet"}
+    assert objects_of(book) == set(GIVEN[:1])
 
 
 # Each on a table of its own. Whatever waits for another's lock fails: the time-out is short.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import uuid
+from collections.abc import Callable
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from typing import Any
@@ -13,6 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import xxhash
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from books import Place
 from lake import (
@@ -50,6 +54,7 @@ from lakebook.errors import (
 from lakebook.iceberg.bounds import decode
 from lakebook.lake import attempts
 from lakebook.lake.table import Table
+from lakebook.predicates import Test
 from lakebook.registry import schema, table_files
 
 EVERY_TYPE = pa.schema(
@@ -268,6 +273,99 @@ def test_hostile_column_names_are_no_trouble(book: Book) -> None:
     assert table.to_arrow('"S.t"."q""" > 1').num_rows == 3
     check_recorded(book, table)
     assert book.verify().ok
+
+
+# --- whatever is nested in whatever --------------------------------------------
+
+POOLS: dict[pa.DataType, list[Any]] = {
+    pa.int32(): [0, -5, 2**31 - 1],
+    pa.string(): ["", "x", "é"],
+    pa.float64(): [0.0, -1.5, math.inf],
+    pa.bool_(): [True, False],
+    pa.binary(): [b"", b"\xff"],
+    pa.date32(): [date(1960, 2, 29)],
+    pa.decimal128(9, 2): [Decimal("-1.50"), Decimal("0.00")],
+}
+
+
+def nested_types(inner: st.SearchStrategy[pa.DataType]) -> st.SearchStrategy[pa.DataType]:
+    def struct_of(kinds: list[pa.DataType]) -> pa.DataType:
+        return pa.struct([(f"f{number}", kind) for number, kind in enumerate(kinds)])
+
+    return st.one_of(
+        st.lists(inner, min_size=1, max_size=3).map(struct_of),
+        inner.map(pa.list_),
+        inner.map(lambda kind: pa.map_(pa.string(), kind)),
+    )
+
+
+def values_of(kind: pa.DataType) -> st.SearchStrategy[Any]:
+    found: st.SearchStrategy[Any]
+    if pa.types.is_struct(kind):
+        found = st.fixed_dictionaries({field.name: values_of(field.type) for field in kind})
+    elif pa.types.is_map(kind):
+        found = st.dictionaries(st.sampled_from("abc"), values_of(kind.item_type)).map(lambda item: list(item.items()))
+    elif pa.types.is_list(kind):
+        found = st.lists(values_of(kind.value_type), max_size=3)
+    else:
+        found = st.sampled_from(POOLS[kind])
+    return st.one_of(st.none(), found)
+
+
+@st.composite
+def nested_rows(draw: st.DrawFn) -> pa.Table:
+    kinds = draw(
+        st.lists(st.recursive(st.sampled_from(list(POOLS)), nested_types, max_leaves=5), min_size=1, max_size=3)
+    )
+    columns = {f"c{number}": kind for number, kind in enumerate(kinds)}
+    rows = draw(st.lists(st.fixed_dictionaries({name: values_of(kind) for name, kind in columns.items()}), min_size=1))
+    numbered = [{"id": number, **row} for number, row in enumerate(rows)]
+    return pa.Table.from_pylist(numbered, pa.schema([("id", pa.int64()), *columns.items()]))
+
+
+def test_whatever_is_nested_in_whatever_comes_back_as_it_was(make_place: Any) -> None:
+    book: Book = make_place("memory").open()
+    count = itertools.count()
+
+    @settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(nested_rows())
+    def check(data: pa.Table) -> None:
+        table = book.tables.create(f"t{next(count)}", data.schema)
+        expected = data.to_pylist()
+        backwards = list(reversed(data.column_names))
+        twice = pa.concat_tables([data, data]).combine_chunks()
+
+        def append() -> None:
+            with table.appender() as appender:
+                appender.append(expected)
+
+        ways: dict[str, Callable[[], Any]] = {
+            "as it is": lambda: table.insert_arrow(data),
+            "in another order": lambda: table.insert_arrow(data.select(backwards)),
+            "as a part of another": lambda: table.insert_arrow(twice.slice(data.num_rows).select(backwards)),
+            "as records": append,
+            "as a file": lambda: table.add_files([lay(book, f"in/{next(count)}.parquet", data, row_group_size=2)]),
+            "as a file with ids": lambda: table.add_files(
+                [lay(book, f"in/{next(count)}.parquet", with_ids(table, expected), row_group_size=2)]
+            ),
+        }
+        for way, insert_so in ways.items():
+            insert_so()
+            assert table.to_arrow().to_pylist() == expected, way
+            assert table.to_arrow(columns=backwards).select(data.column_names).to_pylist() == expected, way
+            table.delete("true")
+        table.insert_arrow(data)
+        table.insert_arrow(data.select(["id"]))
+        with table.update_schema() as update:
+            update.add_column("more", "ARRAY<STRING>").move_first("more")
+        nothing = dict.fromkeys(data.column_names)
+        assert table.to_arrow().to_pylist() == [
+            *({"more": None, **row} for row in expected),
+            *({"more": None, **nothing, "id": row["id"]} for row in expected),
+        ]
+
+    check()
+    assert book.verify(files=False).ok
 
 
 # --- properties ----------------------------------------------------------------
@@ -594,6 +692,34 @@ def test_odd_names_can_make_the_partitions(book: Book) -> None:
         assert ids(table) == [1, 2]
         assert len(table.plan().files) == 2
         assert ids(table, '"a.b" = 1 AND "x ""y""" = \'x\' AND s."k.x" = \'a\'') == [1]
+    assert book.verify().ok
+
+
+def test_hostile_texts_can_be_values_and_partitions(book: Book) -> None:
+    texts = [
+        "a\0b",
+        "\0",
+        "..",
+        "/",
+        "a/../b",
+        "%00",
+        "'; DROP TABLE tables; --",
+        "\n\t\\",
+        "x" * 3000,
+        "",
+        "NULL",
+        "😀",
+    ]
+    for number, partition_by in enumerate(((), ("s",), ("truncate(1, s)",), ("bucket(4, s)",))):
+        table = book.tables.create(f"t{number}", "id BIGINT, s STRING", partition_by=partition_by)
+        insert(table, *({"id": place, "s": text} for place, text in enumerate(texts)))
+        assert table.to_arrow().num_rows == len(texts)
+        for place, text in enumerate(texts):
+            where = Test("eq", ("s",), 2, "string", (text,))
+            assert ids(table, where) == [place], text
+            assert len(table.plan(where).files) == 1
+        assert all(path.startswith(f"data/{table.id}/") for path in objects(book, f"data/{table.id}"))
+        check_totals(book, table)
     assert book.verify().ok
 
 
@@ -1054,12 +1180,15 @@ def test_an_addition_of_many_files_that_fails_can_be_repeated(book: Book) -> Non
     table = numbers(book, "t")
     paths = [lay(book, f"in/{number}.parquet", rows_of(table, [{"id": number}])) for number in range(5)]
 
-    def look_and_fail() -> None:
-        assert book.verify(files=False).ok
+    def fail() -> None:
         raise OSError("the network is gone")
 
-    for point in ("insert.chunk_staged", "change.written"):
-        with failpoints.armed(point, look_and_fail), pytest.raises(InsertFailed):
+    def look_and_fail() -> None:
+        assert book.verify().ok
+        fail()
+
+    for point, action in (("insert.chunk_staged", look_and_fail), ("change.written", fail)):
+        with failpoints.armed(point, action), pytest.raises(InsertFailed, match="the network"):
             table.add_files(paths)
         assert objects(book) == paths
         assert records(book, schema.file_column_stats) == []

@@ -135,7 +135,6 @@ def test_row_groups_are_chosen_by_every_operation_on_every_type(make_place: Any)
         if not may_be_nan:
             assert groups == ([tuple(expected)] * 2 if expected else []), where
         assert ids(table, where) == sorted(expected * 2), where
-        assert table.to_arrow(where, columns=["id"]).num_rows == 2 * len(expected), where
 
 
 def test_texts_are_chosen_by_their_beginning(book: Book) -> None:
@@ -197,7 +196,7 @@ def test_both_ways_to_search_find_the_same_files(book: Book, monkeypatch: pytest
         "id = 5 OR k = 1",
         "k = 2 AND id > 11",
         "id IN (1, 2, 300)",
-        f"id IN ({', '.join(map(str, range(0, 1000, 2)))})",
+        f"id IN ({', '.join(map(str, range(0, 500, 2)))})",
         "k IS NULL AND id < 2",
     ]
     driven = {where: [planned(table, where), ids(table, where)] for where in wheres}
@@ -265,6 +264,19 @@ def test_a_plan_says_how_much_there_is_to_read(book: Book) -> None:
     assert (file.checksum, file.schema_version) == (files_of(book, table)[1]["checksum"], 1)
     assert [file.id for file in plan] == [file.id for file in plan.files] == [2]
     assert [column.name for column in plan.schema.fields] == ["id"]
+
+
+def test_columns_come_in_the_order_they_are_asked_for(book: Book) -> None:
+    table = book.tables.create("t", "id BIGINT, a INT, s STRUCT<x: INT, y: INT>, z STRING")
+    insert(table, {"id": 1, "a": 2, "s": {"x": 3, "y": 4}, "z": "five"})
+    assert table.to_arrow(columns=["z", "id"]).to_pylist() == [{"z": "five", "id": 1}]
+    assert table.to_arrow(columns=("s",)).to_pylist() == [{"s": {"x": 3, "y": 4}}]
+    # A condition may be on a column that is not asked for, or on a part of one.
+    assert table.to_arrow("s.x = 3 AND z = 'five'", columns=["a"]).to_pylist() == [{"a": 2}]
+    assert table.to_arrow("s.x = 4", columns=["a"]).num_rows == 0
+    with table.pin() as pinned:
+        assert [batch.schema.names for batch in pinned.to_batches(columns=["z", "a"])] == [["z", "a"]]
+        assert pinned.to_arrow(columns=["a"]).schema == pa.schema([("a", pa.int32())])
 
 
 # --- answers without files -----------------------------------------------------
@@ -625,9 +637,9 @@ def holds(expr: tuple[Any, ...], row: dict[str, Any], names: dict[str, str], neg
 def evolve(table: Table, change: str, written: list[tuple[int, dict[str, Any]]], names: dict[str, str]) -> None:
     """Change the schema, and what is known of the rows accordingly."""
     with table.update_schema() as update:
-        if change == "widen" and names.get("i", "i") == "i":
+        if change == "widen":
             update.widen_column("i", "BIGINT").widen_column("f", "DOUBLE").widen_column("m", "DECIMAL(20, 2)")
-            update.widen_column("n.x", "BIGINT")
+            update.widen_column(names.get("n.x", "n.x"), "BIGINT")
         elif change == "rename" and "s" not in names:
             update.rename_column("s", "t").rename_column("n.x", "w").move_first("n")
             names |= {"s": "t", "n.x": "n.w"}
@@ -650,23 +662,35 @@ def called(row: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("examples", [40])
-def test_random_conditions_on_random_tables_find_exactly_the_rows_they_should(place: Place, examples: int) -> None:
+#: Without partitions, files may also be those of others.
+PARTITIONS = [(), (), ("bucket(3, s)",), ("truncate(2, s)",), ("month(day)", "b"), ("hour(at)",), ("day", "year(at)")]
+EXAMPLES = 40
+
+
+def test_random_conditions_on_random_tables_find_exactly_the_rows_they_should(place: Place) -> None:
     book = place.open()
     number = itertools.count()
 
     @settings(
-        max_examples=examples if place.kind == MEMORY else examples // 3,
+        max_examples=EXAMPLES if place.kind == MEMORY else EXAMPLES // 3,
         deadline=None,
         suppress_health_check=list(HealthCheck),
         derandomize=True,
         phases=(Phase.generate,),
     )
-    @given(FILES, st.lists(st.sampled_from(CHANGES), max_size=3), st.lists(PREDICATES, min_size=1, max_size=6))
+    @given(
+        FILES,
+        st.sampled_from(PARTITIONS),
+        st.lists(st.sampled_from(CHANGES), max_size=3),
+        st.lists(PREDICATES, min_size=1, max_size=6),
+    )
     def check(
-        files: list[tuple[list[dict[str, Any]], str]], changes: list[str], expressions: list[tuple[Any, ...]]
+        files: list[tuple[list[dict[str, Any]], str]],
+        partitions: tuple[str, ...],
+        changes: list[str],
+        expressions: list[tuple[Any, ...]],
     ) -> None:
-        table = book.tables.create(f"t{next(number)}", DDL)
+        table = book.tables.create(f"t{next(number)}", DDL, partition_by=partitions)
         written: list[tuple[int, dict[str, Any]]] = []
         names: dict[str, str] = {}
         for place_of, (rows, how) in enumerate(files):
@@ -675,7 +699,7 @@ def test_random_conditions_on_random_tables_find_exactly_the_rows_they_should(pl
                 for _, row in fresh:
                     del row["e"]
             given_rows = [called(row, names) for _, row in fresh]
-            if how == "arrow":
+            if how == "arrow" or partitions:
                 insert(table, *given_rows)
             else:
                 data = (rows_of if how == "foreign" else with_ids)(table, given_rows)
@@ -684,13 +708,18 @@ def test_random_conditions_on_random_tables_find_exactly_the_rows_they_should(pl
             written += fresh
             if place_of < len(changes):
                 evolve(table, changes[place_of], written, names)
-        check_expressions(table, written, names, expressions)
+        check_expressions(table, written, names, expressions, by_file=not partitions)
 
     check()
 
 
 def check_expressions(
-    table: Table, written: list[tuple[int, dict[str, Any]]], names: dict[str, str], expressions: list[tuple[Any, ...]]
+    table: Table,
+    written: list[tuple[int, dict[str, Any]]],
+    names: dict[str, str],
+    expressions: list[tuple[Any, ...]],
+    *,
+    by_file: bool,
 ) -> None:
     everything = sorted(table.to_arrow().to_pylist(), key=lambda row: row["id"])
     expected_rows = [called(row, names) for _, row in written]
@@ -699,6 +728,8 @@ def check_expressions(
         where = bound(expr, table, names)
         matching = [(file, row["id"]) for file, row in written if holds(expr, row, names)]
         assert ids(table, where) == [ident for _, ident in matching]
+        if not by_file:
+            continue
         plan = table.plan(where)
         found = {file.id - 1 for file in plan}
         assert found >= {file for file, _ in matching}

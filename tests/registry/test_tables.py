@@ -291,7 +291,7 @@ def test_tables_come_in_order_in_pages_and_by_prefix(book: Book) -> None:
     assert names(book) == ["A", "a", "a-1", "a1", "a_1", "b"]
     assert names(book, prefix="a") == ["a", "a-1", "a1", "a_1"]
     assert names(book, prefix="a_") == ["a_1"]
-    assert names(book, prefix="%") == []
+    assert names(book, prefix=".") == []
     page = book.tables.list(limit=4)
     assert [table.name for table in page] == ["A", "a", "a-1", "a1"]
     assert [table.name for table in book.tables.list(limit=4, after=page.next)] == ["a_1", "b"]
@@ -303,7 +303,7 @@ def test_tables_come_in_order_in_pages_and_by_prefix(book: Book) -> None:
 
 
 def test_a_hostile_prefix_or_place_is_refused(book: Book) -> None:
-    numbers(book, "orders")
+    table = numbers(book, "orders")
     hostile: list[Any] = ["a\0", "\ud800", 3, b"a"]
     for text in hostile:
         for how in ({"prefix": text}, {"after": text}):
@@ -311,6 +311,10 @@ def test_a_hostile_prefix_or_place_is_refused(book: Book) -> None:
                 book.tables.list(**how)
         with pytest.raises(InvalidInput):
             book.tables.list_namespaces(after=text)
+    places: list[Any] = ["x", 1.5, 2**70, b"1"]
+    for after in places:
+        with pytest.raises(InvalidInput):
+            table.history(after=after)
 
 
 # --- renaming and dropping -----------------------------------------------------
@@ -550,6 +554,8 @@ def test_history_tells_each_version_the_newest_first(book: Book) -> None:
     assert [version.version for version in table.history(limit=2, after=page.next)] == [2, 1]
     listed = every(lambda after: table.history(limit=1, after=after))
     assert [version.version for version in listed] == [4, 3, 2, 1, 0]
+    assert list(table.history(after=0)) == list(table.history(after=-5)) == []
+    assert len(table.history(after=2**62)) == 5
 
 
 def test_each_change_of_a_table_is_an_event(book: Book) -> None:

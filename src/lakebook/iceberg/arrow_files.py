@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from cachetools import LRUCache, cached
-from pyiceberg.io.pyarrow import (
-    ParquetFormatModel,
-    _determine_partitions,
-    _to_requested_schema,
-    pyarrow_to_schema,
-)
+from pyiceberg.io.pyarrow import pyarrow_to_schema
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.name_mapping import create_mapping_from_schema
 from pyiceberg.typedef import Record
+from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
 
 from lakebook.errors import IncompatibleSchema, InvalidFile
-from lakebook.iceberg.schemas import arrow_schema, can_promote, check_writable_from, leaf_fields, schema_from, walk
+from lakebook.iceberg.schemas import (
+    arrow_schema,
+    can_promote,
+    check_writable_from,
+    children,
+    field_at,
+    leaf_fields,
+    schema_from,
+    walk,
+)
 from lakebook.names import shown
 from lakebook.predicates import FLOATING
 
@@ -60,12 +66,9 @@ def aligned(data: pa.Table, schema: Schema) -> pa.Table:
     check_writable_from(schema, schema_from(data.schema))
     try:
         given = pyarrow_to_schema(_without_metadata(data.schema), create_mapping_from_schema(schema))
-        batches = [
-            _to_requested_schema(schema, given, batch, include_field_ids=True, format_model=ParquetFormatModel())
-            for batch in data.to_batches()
-        ]
-        return pa.Table.from_batches(batches).cast(marked) if batches else pa.Table.from_batches([], marked)
-    except (ValueError, pa.ArrowException) as error:
+        batches = [_projected(schema, given, batch, plain) for batch in data.to_batches()]
+        return pa.Table.from_batches(batches, plain).cast(marked)
+    except (ValueError, TypeError, pa.ArrowException) as error:
         raise IncompatibleSchema(
             f"the rows do not fit the table's schema ({shown(str(error))})",
             on="insert",
@@ -78,8 +81,60 @@ def partitions_of(data: pa.Table, spec: PartitionSpec, schema: Schema) -> Iterat
     if spec.is_unpartitioned():
         yield Record(), data
         return
-    for part in _determine_partitions(spec, schema, data):
-        yield part.partition_key.partition, part.arrow_table_partition
+    # Not by PyIceberg: by its comparisons NaN is in no partition, and it finds nested columns by names with dots.
+    paths = {field.field_id: path for path, field, _ in walk(schema.fields)}
+    columns = []
+    for field in spec.fields:
+        path = paths[field.source_id]
+        values: pa.ChunkedArray = data.column(path[0])
+        for position, name in enumerate(path[1:], 1):
+            kind: Any = field_at(schema.fields, path[:position]).field_type
+            values = pc.struct_field(values, [[child.name for child in kind.fields].index(name)])
+        source = schema.find_field(field.source_id).field_type
+        columns.append(field.transform.pyarrow_transform(source)(values.combine_chunks()))
+    keys = [_key(column) for column in columns]
+    names = [str(number) for number in range(len(keys))]
+    rows = pa.table([*keys, pa.array(range(data.num_rows), pa.int64())], names=[*names, "row"])
+    for found in rows.group_by(names).aggregate([("row", "list")]).column("row_list"):
+        record = Record(*(column[found[0].as_py()].as_py() for column in columns))
+        yield record, data.take(found.values).combine_chunks()
+
+
+def _key(column: pa.Array) -> pa.Array:
+    """What rows of the same partition share, in a type that can be grouped by."""
+    if pa.types.is_floating(column.type):
+        # Its bits: NaN is not equal to itself, and 0.0 is equal to -0.0.
+        return column.view(f"int{column.type.bit_width}")
+    return column.storage if isinstance(column, pa.ExtensionArray) else column
+
+
+def check_foreign(columns: pa.Schema) -> None:
+    """Refuse columns that engines read differently: of some types, or with field ids on some of them only."""
+    fields = list(_nested(columns, ()))
+    marked = [field for _, field in fields if field.metadata is not None and _ID in field.metadata]
+    if marked and len(marked) != len(fields):
+        raise InvalidFile("some of its columns carry field ids and some do not", on="file", remedy="Write it anew")
+    for path, field in fields:
+        kind = field.type
+        if (
+            pa.types.is_unsigned_integer(kind)
+            or pa.types.is_float16(kind)
+            or (pa.types.is_timestamp(kind) and kind.unit != "us")
+        ):
+            raise InvalidFile(f"its column {shown('.'.join(path))} is {kind}, which not every engine reads", on="file")
+
+
+def _nested(fields: Iterable[pa.Field], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], pa.Field]]:
+    for field in fields:
+        here = (*path, field.name)
+        yield here, field
+        kind = field.type
+        if pa.types.is_struct(kind):
+            yield from _nested([kind.field(number) for number in range(kind.num_fields)], here)
+        elif pa.types.is_map(kind):
+            yield from _nested([kind.key_field, kind.item_field], here)
+        elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+            yield from _nested([kind.value_field], here)
 
 
 def nan_counts(data: pa.Table, schema: Schema) -> dict[int, int]:
@@ -115,7 +170,54 @@ def file_schema(columns: pa.Schema, names: Schema) -> Schema:
 
 def projected(batch: pa.RecordBatch, schema: Schema, given: Schema) -> pa.RecordBatch:
     """A batch of a file, as rows of the asked-for schema: by field id at every depth."""
-    return _to_requested_schema(schema, given, batch)
+    return _projected(schema, given, batch, plain_schema(schema))
+
+
+def _projected(schema: Schema, given: Schema, batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
+    # Not PyIceberg's: two collections deep it goes by names, and it takes a null list of structs for an empty one.
+    found = {field.field_id: batch.column(at) for at, field in enumerate(given.fields)}
+    kinds = {field.field_id: field.field_type for field in given.fields}
+    columns = [
+        _array(found[field.field_id], kinds[field.field_id], field.field_type, target.field(at).type)
+        if field.field_id in found
+        else pa.nulls(batch.num_rows, target.field(at).type)
+        for at, field in enumerate(schema.fields)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=target)
+
+
+def _array(values: pa.Array, given: Any, wanted: IcebergType, target: pa.DataType) -> pa.Array:
+    """An array of a file in the type of the asked-for field, whose children are found by their ids."""
+    if isinstance(values, pa.DictionaryArray):
+        values = values.dictionary_decode()
+    if isinstance(wanted, StructType):
+        there = {field.field_id: (values.field(at), field.field_type) for at, field in enumerate(given.fields)}
+        inner = [
+            _array(*there[field.field_id], field.field_type, kind.type)
+            if field.field_id in there
+            else pa.nulls(len(values), kind.type)
+            for field, kind in zip(wanted.fields, target, strict=True)
+        ]
+        return pa.StructArray.from_arrays(inner, fields=list(target), mask=values.is_null())
+    if isinstance(wanted, ListType):
+        whole = _flat(values)
+        inside = _array(whole.values, given.element_type, wanted.element_type, target.value_type)
+        return pa.ListArray.from_arrays(whole.offsets, inside, type=target, mask=whole.is_null())
+    if isinstance(wanted, MapType):
+        whole = pa.concat_arrays([values]) if values.offset else values
+        keys = _array(whole.keys, given.key_type, wanted.key_type, target.key_type)
+        items = _array(whole.items, given.value_type, wanted.value_type, target.item_type)
+        return pa.MapArray.from_arrays(whole.offsets, keys, items, type=target, mask=whole.is_null())
+    if isinstance(target, pa.BaseExtensionType) and not isinstance(values.type, pa.BaseExtensionType):
+        return pa.ExtensionArray.from_storage(target, values.cast(target.storage_type))
+    return values if values.type == target else values.cast(target)
+
+
+def _flat(values: pa.Array) -> pa.ListArray:
+    """A list array that begins at its first value, with offsets of 32 bits."""
+    kind = pa.list_(values.type.value_field)
+    plain = values.cast(kind) if values.type != kind else values
+    return pa.concat_arrays([plain]) if plain.offset else plain
 
 
 def plain_schema(schema: Schema) -> pa.Schema:
@@ -147,21 +249,32 @@ def selected(schema: Schema, names: Collection[str], field_ids: Collection[int])
 
 def check_readable_as(given: Schema, table: Schema) -> None:
     """Refuse a file whose columns, by their ids, cannot be read as the table's."""
-    known = {field.field_id: (path, field) for path, field, _ in walk(table.fields)}
-    present = set()
-    for path, field, _ in walk(given.fields):
+    _check_fields(given.fields, table.fields, ())
+
+
+def _check_fields(given: Sequence[NestedField], table: Sequence[NestedField], path: tuple[str, ...]) -> None:
+    known = {field.field_id: field for field in table}
+    present: set[int] = set()
+    for field in given:
+        here = (*path, field.name)
+        expected = known.get(field.field_id)
+        if expected is None or field.field_id in present:
+            raise _unreadable(here, "is not the table's" if expected is None else "has an id that is given twice")
         present.add(field.field_id)
-        if field.field_id not in known:
-            raise InvalidFile(f"it has a column {'.'.join(path)!r} that the table has not", on="file")
-        expected = known[field.field_id][1]
+        if expected.required and not field.required:
+            raise _unreadable(here, "may be null, the table's may not")
         kinds = field.field_type, expected.field_type
         if any(kind.is_primitive for kind in kinds):
             if kinds[0] != kinds[1] and not can_promote(*kinds):
-                raise InvalidFile(f"its column {'.'.join(path)!r} is {kinds[0]}, the table's is {kinds[1]}", on="file")
+                raise _unreadable(here, f"is {kinds[0]}, the table's is {kinds[1]}")
         elif type(kinds[0]) is not type(kinds[1]):
-            raise InvalidFile(f"its column {'.'.join(path)!r} is of another kind than the table's", on="file")
-        if expected.required and not field.required:
-            raise InvalidFile(f"its column {'.'.join(path)!r} may be null, the table's may not", on="file")
-    for path, field, _ in walk(table.fields):
-        if field.required and field.field_id not in present and len(path) == 1:
-            raise InvalidFile(f"it lacks the column {'.'.join(path)!r}, which is required", on="file")
+            raise _unreadable(here, "is of another kind than the table's")
+        else:
+            _check_fields(children(kinds[0]), children(kinds[1]), here)
+    for field in table:
+        if field.required and field.field_id not in present:
+            raise _unreadable((*path, field.name), "is required, and the file has it not")
+
+
+def _unreadable(path: tuple[str, ...], what: str) -> InvalidFile:
+    return InvalidFile(f"the column {shown('.'.join(path))} {what}", on="file")

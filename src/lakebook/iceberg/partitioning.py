@@ -366,14 +366,40 @@ def partition_path(spec: PartitionSpec, schema: Schema, record: Record) -> str:
     It does not identify the partition: a null and the text `null` look the same. A part too
     long for a file system is cut and ends in a hash.
     """
-    parts = []
+    texts = partition_texts(spec, schema, record)
+    return "/".join(
+        _shortened(f"{quote_plus(field.name, safe='')}={quote_plus(text, safe='')}")
+        for field, text in zip(spec.fields, texts, strict=True)
+    )
+
+
+def partition_texts(spec: PartitionSpec, schema: Schema, record: Record) -> list[str]:
+    """The values of a partition as people write them: a day as a date, for one."""
+    texts = []
     for field, (kind, value) in zip(spec.fields, _typed_values(spec, schema, record), strict=True):
         try:
-            text = field.transform.to_human_string(kind, value)
+            texts.append(str(field.transform.to_human_string(kind, value)))
         except (OverflowError, ValueError):  # A day or time that Python's calendar does not have.
-            text = str(value)
-        parts.append(_shortened(f"{quote_plus(field.name, safe='')}={quote_plus(text, safe='')}"))
-    return "/".join(parts)
+            texts.append(str(value))
+    return texts
+
+
+def in_partition(spec: PartitionSpec, schema: Schema, text: str, wanted: Mapping[str, Any]) -> bool:
+    """Whether the partition of `partition_to_json` has these values by name; a text is one as people see it."""
+    record = partition_from_json(spec, schema, text)
+    for number, field in enumerate(spec.fields):
+        if field.name not in wanted:
+            continue
+        kind, value, given = _value_types(spec, schema)[number], record[number], wanted[field.name]
+        if value is None or given is None:
+            if value is not given:
+                return False
+        elif isinstance(given, str) and not isinstance(kind, StringType):
+            if field.transform.to_human_string(kind, value) != given:
+                return False
+        elif _encoded(_checked(kind, given)) != _encoded(value):
+            return False
+    return True
 
 
 def _shortened(part: str) -> str:

@@ -698,6 +698,24 @@ def can_promote(old: IcebergType, new: IcebergType) -> bool:
     return widened or old == new
 
 
+def as_spark_has(schema: Schema) -> Schema:
+    """The schema with texts for UUIDs and bytes for fixed ones, as Spark reads and writes them."""
+
+    def changed(kind: IcebergType) -> IcebergType:
+        if isinstance(kind, StructType):
+            return StructType(*(with_changes(field, field_type=changed(field.field_type)) for field in kind.fields))
+        if isinstance(kind, ListType):
+            return ListType(kind.element_id, changed(kind.element_type), element_required=kind.element_required)
+        if isinstance(kind, MapType):
+            key, value = changed(kind.key_type), changed(kind.value_type)
+            return MapType(kind.key_id, key, kind.value_id, value, value_required=kind.value_required)
+        return StringType() if isinstance(kind, UUIDType) else BinaryType() if isinstance(kind, FixedType) else kind
+
+    found = changed(schema.as_struct())
+    assert isinstance(found, StructType)
+    return Schema(*found.fields, schema_id=schema.schema_id)
+
+
 def check_writable_from(table_schema: Schema, incoming: Schema) -> None:
     """Refuse a frame whose schema does not fit the table's.
 

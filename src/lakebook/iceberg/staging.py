@@ -10,6 +10,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count, islice
 from typing import Any, Literal
 
 from pyiceberg.manifest import (
@@ -139,18 +140,15 @@ def stage_read(
 def _write_manifests(
     store: ObjectStore, io: WarehouseIO, folder: str, schema: Schema, files: Iterator[ReadFile], snapshot_id: int
 ) -> Iterator[ManifestFile]:
-    # One manifest at least: an empty plan is an empty table.
-    number, done = 0, False
-    while not done:
+    # None for an empty plan: a manifest without entries cannot be written.
+    for number in count():
+        some = list(islice(files, _FILES_PER_MANIFEST))
+        if not some:
+            return
         output = io.new_output(store.uri(f"{folder}/metadata/m{number}.avro"))
         with write_manifest(2, UNPARTITIONED_PARTITION_SPEC, schema, output, snapshot_id, _CODEC) as writer:
-            for _ in range(_FILES_PER_MANIFEST):
-                file = next(files, None)
-                if file is None:
-                    done = True
-                    break
+            for file in some:
                 writer.add_entry(_entry(store, file, snapshot_id))
-        number += 1
         yield writer.to_manifest_file()
 
 

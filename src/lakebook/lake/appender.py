@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import pyarrow as pa
 
 from lakebook import failpoints
-from lakebook.errors import InvalidInput
+from lakebook.errors import InvalidInput, LakebookError
 from lakebook.iceberg.arrow_files import aligned, plain_schema
 from lakebook.lake.attempts import Attempt
 from lakebook.lake.inserting import InsertReport, check_properties, one_clear_error, report, write_arrow
 from lakebook.lake.lake import Lake
+from lakebook.lake.records import RecordCheck
 from lakebook.lake.steps import Steps
 from lakebook.names import shown
 from lakebook.registry.table_files import NewFile, TableChange
@@ -53,6 +55,7 @@ class Appender:
         self._lake, self._table = lake, table
         self._shape = lake.shape_of(table, table.schema_version)
         self._schema = plain_schema(self._shape.schema)
+        self._check = RecordCheck(self._schema, table.shown)
         self._max_bytes, self._max_rows, self._max_age = max_bytes, max_rows, max_age
         self._files_per_commit = files_per_commit
         self._summary = check_properties(properties)
@@ -71,8 +74,11 @@ class Appender:
         self._pending: list[pa.Table] = []
         #: The rows of `_files`, until they are committed.
         self._written: list[pa.Table] = []
+        #: A commit whose outcome is not known yet, and its rows.
+        self._doubtful: tuple[Attempt, list[pa.Table]] | None = None
         self._failure: Exception | None = None
         self._closed = False
+        self._finished = False
         self._thread = threading.Thread(target=self._watch, name="lakebook-appender", daemon=True)
         self._thread.start()
 
@@ -93,21 +99,7 @@ class Appender:
             # Refused now, to whoever brought it, and not later among the rows of others.
             self._take([], [aligned(table, self._shape.schema)])
         else:
-            records = [rows] if isinstance(rows, Mapping) else list(rows)
-            self._take(self._checked(records), [])
-
-    def _checked(self, records: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        names = set(self._schema.names)
-        for record in records:
-            unknown = set(record) - names if isinstance(record, Mapping) else None
-            if unknown is None or unknown:
-                raise InvalidInput(
-                    f"{shown(record)} is no record of the table"
-                    if unknown is None
-                    else f"it has no columns {unknown!r}",
-                    on=self._table.shown,
-                )
-        return records
+            self._take(self._check.records(rows), [])
 
     def _take(self, records: list[Mapping[str, Any]], tables: list[pa.Table]) -> None:
         if records:
@@ -127,7 +119,11 @@ class Appender:
             full = self._rows >= self._max_rows or self._bytes >= self._max_bytes
             self._changed.notify_all()
         if full:
-            self._rotate()
+            try:
+                self._write_out(everything=False)
+            except LakebookError as error:
+                # The rows are taken, so this call has done its part; the next one tells.
+                self._failure = error
 
     def _converted(self, records: list[Mapping[str, Any]]) -> pa.Table:
         try:
@@ -142,11 +138,10 @@ class Appender:
         self._failure = None  # Whatever it was, the rows have landed.
         return done
 
-    def _rotate(self) -> None:
-        self._write_out(everything=False)
-
     def _write_out(self, *, everything: bool) -> InsertReport | None:
+        done = None
         with self._writing:
+            self._settle()
             with self._changed:
                 self._pending += self._tables
                 waiting = [moment for moment in (self._oldest_written, self._oldest) if moment is not None]
@@ -155,69 +150,80 @@ class Appender:
             if self._pending:
                 self._write_file()
             if self._files and (everything or len(self._files) >= self._files_per_commit):
-                return self._commit()
-            return None
+                done = self._commit()
+        if done is not None:
+            self._on_commit(done)
+        return done
 
     def _write_file(self) -> None:
         with one_clear_error(self._table):
             if self._attempt is None:
                 self._attempt = Attempt(self._lake, self._table).__enter__()
             data = pa.concat_tables(self._pending)
-            self._files += write_arrow(self._lake, self._table, self._attempt, self._shape, data)
+            files = write_arrow(self._lake, self._table, self._attempt, self._shape, data)
+        # All at once: what could not be written stays for the next try, what was does not come twice.
+        self._files, self._written, self._pending = [*self._files, *files], [*self._written, data], []
         failpoints.reach("appender.rotated")
-        # Only now: what could not be written stays for the next try.
-        self._written.append(data)
-        self._pending = []
 
     def _commit(self) -> InsertReport:
         assert self._attempt is not None
         attempt, steps = self._attempt, Steps(self._lake.clock)
         change = TableChange("append", tuple(self._files), (), self._summary)
+        # Until the fence has told how it ended, nobody knows; whatever is raised on the way.
+        self._doubtful, self._attempt, self._files, self._written = (attempt, self._written), None, [], []
         try:
             with steps.step("commit"):
                 committed = attempt.commit(change)
         except BaseException:
-            # The attempt is over. Its rows go back, to be written again to new paths, unless nobody
-            # knows whether they landed: then writing them again could make them twice.
-            if not attempt.outcome_unknown:
-                self._pending = [*self._written, *self._pending]
-            self._forget_attempt()
+            with suppress(LakebookError):
+                self._settle()
             raise
-        done = report(self._lake, self._table, attempt, change, committed, steps)
-        self._forget_attempt()
+        self._doubtful = None
         with self._changed:
             self._oldest_written = None
-        self._on_commit(done)
-        return done
+        attempt.__exit__(None, None, None)
+        return report(self._lake, self._table, attempt, change, committed, steps)
 
-    def _forget_attempt(self) -> None:
-        if self._attempt is not None:
-            self._attempt.__exit__(None, None, None)
-        self._attempt, self._files, self._written = None, [], []
+    def _settle(self) -> None:
+        """Learn how the last commit ended: its rows have landed, or go back to be written to new paths."""
+        if self._doubtful is None:
+            return
+        attempt, rows = self._doubtful
+        if self._lake.registry.settle(attempt.commit_id) != "committed":
+            self._pending = [*rows, *self._pending]
+        self._doubtful = None
+        self._lake.renewals.let_go(attempt.commit_id)
+        with suppress(LakebookError):
+            attempt.abort()
 
     def close(self) -> None:
-        """Write and register what is left."""
+        """Write and register what is left. If that fails nothing is forgotten, and it can be tried again."""
         with self._changed:
-            if self._closed:
+            if self._finished:
                 return
             self._closed = True
             self._changed.notify_all()
-        self._thread.join()
-        try:
-            self._write_out(everything=True)
-        finally:
-            with self._writing:
-                self._forget_attempt()
+        self._join()
+        self._write_out(everything=True)
+        self._finished = True
 
     def abandon(self) -> None:
         """Give up what was not committed."""
         with self._changed:
-            self._closed = True
+            self._closed = self._finished = True
             self._tables, self._pending = [], []
             self._changed.notify_all()
-        self._thread.join()
+        self._join()
         with self._writing:
-            self._forget_attempt()
+            with suppress(LakebookError):
+                self._settle()
+            if self._attempt is not None:
+                self._attempt.__exit__(None, None, None)
+            self._attempt, self._files, self._written, self._pending = None, [], [], []
+
+    def _join(self) -> None:
+        if self._thread is not threading.current_thread():
+            self._thread.join()
 
     def _raise_failure(self) -> None:
         failure, self._failure = self._failure, None

@@ -35,6 +35,10 @@ def _type_of(path: tuple[str, ...], schema: pa.Schema) -> pa.DataType:
 def _test(test: Test, schema: pa.Schema) -> pc.Expression:
     column: Any = pc.field(*test.path) if len(test.path) > 1 else pc.field(test.path[0])
     kind = _type_of(test.path, schema)
+    if isinstance(kind, pa.BaseExtensionType):
+        # Arrow compares no UUIDs, but their bytes.
+        kind = kind.storage_type
+        column = column.cast(kind)
     values = [pc.scalar(_scalar(value, kind)) for value in test.values]
     match test.op:
         case "eq":

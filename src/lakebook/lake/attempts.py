@@ -6,6 +6,7 @@ only then is the folder removed, because from then on the attempt can never beco
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import TracebackType
@@ -18,11 +19,13 @@ from lakebook.registry.inserts import DELETE_STAGED_FOOTERS, NOTE_IDS, NOTE_SWEP
 from lakebook.registry.table_files import (
     CHUNK,
     Committed,
+    NewFile,
     TableChange,
     chunks,
     commit_change,
     reserve_file_ids,
-    stage_files,
+    stage_footers,
+    stage_stats,
 )
 from lakebook.registry.tables import TableRecord
 from lakebook.registry.transactions import Transaction, new_id
@@ -67,7 +70,11 @@ class Attempt:
             lambda transaction: open_insert(transaction, self.commit_id, self.table.id, folder, alive)
         )
         self.lake.renewals.hold_insert(self.commit_id)
-        failpoints.reach("insert.reserved")
+        try:
+            failpoints.reach("insert.reserved")
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
         return self
 
     def __exit__(
@@ -107,10 +114,15 @@ class Attempt:
         begin = first
         for chunk in chunks(change.added):
             start = begin
-            self.lake.registry.write(lambda transaction: stage_files(transaction, self.table, chunk, start))  # noqa: B023 - called at once
+            self.lake.registry.write(lambda transaction: self._stage_chunk(transaction, chunk, start))  # noqa: B023 - called at once
             begin += len(chunk)
             failpoints.reach("insert.chunk_staged")
         return replace(change, first_staged_id=first)
+
+    def _stage_chunk(self, transaction: Transaction, files: Sequence[NewFile], first_id: int) -> None:
+        stage_stats(transaction, self.table, files, first_id)
+        if self.writes:
+            stage_footers(transaction, files)
 
     def abort(self) -> bool:
         """Fence it and remove what it wrote; whether it had not been committed after all."""

@@ -94,14 +94,18 @@ def _attempts(reader: Reader) -> Iterator[tuple[str, int, str | None, str | None
 
 def _dangling(reader: Reader) -> Iterator[Finding]:
     folders = {folder for _, _, folder, _ in _attempts(reader) if folder is not None}
+    ranges = reader.all(STAGED_RANGES)
     for path in dangling_footers(reader):
         # Staged by an insert that is at work, or that a sweep has yet to settle.
         if _folder_of(path) not in folders:
             yield Finding("footers", path, "the footer's file is not known")
-    ranges = reader.all(STAGED_RANGES)
     for table_id, file_id in dangling_stats(reader):
-        if not any(table == table_id and first <= file_id <= last for table, first, last in ranges):
+        if not _is_staged(ranges, table_id, file_id):
             yield Finding("statistics", f"table {table_id}, file {file_id}", "statistics of a file that is not known")
+
+
+def _is_staged(ranges: list[tuple[Any, ...]], table_id: int, file_id: int) -> bool:
+    return any(table == table_id and first <= file_id <= last for table, first, last in ranges)
 
 
 def _folder_of(path: str) -> str:
@@ -305,7 +309,6 @@ def _mend_footer(lake: Lake, path: str, *, dry_run: bool) -> str | None:
     if not dry_run:
         lake.registry.write(lambda transaction: delete_partition_metadata_batch(transaction, [path]))
         mend_footer(lake, path, footer, row["row_count"], row["file_size"])
-        lake.footers.drop(path)
         lake.metrics.count_repair("footer")
     return f"{path}: its footer was taken from the file"
 
@@ -322,7 +325,8 @@ def _mend_statistics(lake: Lake, findings: Iterable[Finding], result: Repaired, 
             lake.metrics.count_repair("totals")
 
     def forget(transaction: Transaction) -> int:
-        lost = dangling_stats(transaction)
+        ranges = transaction.all(STAGED_RANGES)
+        lost = [found for found in dangling_stats(transaction) if not _is_staged(ranges, *found)]
         for table_id, file_id in lost:
             transaction.run(DELETE_STATS_BETWEEN, table_id, file_id, file_id)
         return len(lost)

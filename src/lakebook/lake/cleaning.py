@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lakebook import failpoints
+from lakebook.clock import to_ms
 from lakebook.errors import CommitNotFound, InvalidTable, LakebookError
 from lakebook.lake.attempts import discard
 from lakebook.lake.lake import Lake
@@ -22,6 +23,7 @@ from lakebook.registry.retirement import (
     forget_files,
     mark_deleting,
     retirable,
+    still_deleting,
 )
 from lakebook.registry.table_files import CHUNK, chunks
 from lakebook.registry.tables import (
@@ -90,30 +92,34 @@ class LeaseWatch:
         self._seen: dict[str, tuple[Any, float]] = {}
         self._wall, self._tick = lake.clock.now_ms(), lake.clock.monotonic()
 
-    def look(self) -> tuple[list[str], list[LeaseRecord]]:
+    def look(self) -> tuple[list[LeaseRecord], list[LeaseRecord]]:
         """Dead leases, and those that have run out but may yet be renewed."""
         clock = self._lake.clock
-        wall, tick = clock.now_ms(), clock.monotonic()
-        passed = tick - self._tick
+        wall, before = clock.now_ms(), clock.monotonic()
+        passed = before - self._tick
         if abs((wall - self._wall) / 1000 - passed) > _JUMP or passed > self._lake.settings.lease_seconds:
             self._seen.clear()
-        self._wall, self._tick = wall, tick
-        out = [lease for lease in self.every() if lease.expires_at.timestamp() * 1000 <= wall]
+        self._wall, self._tick = wall, before
+        out = [lease for lease in self.every() if to_ms(lease.expires_at) <= wall]
+        after = clock.monotonic()  # The time of the reading itself was no watching.
         self._seen = {
             lease.id: self._seen[lease.id]
             if lease.id in self._seen and self._seen[lease.id][0] == lease.expires_at
-            else (lease.expires_at, tick)
+            else (lease.expires_at, after)
             for lease in out
         }
-        dead = [lease.id for lease in out if tick - self._seen[lease.id][1] >= self._lake.settings.lease_seconds]
-        gone = set(dead)
+        dead = [lease for lease in out if before - self._seen[lease.id][1] >= self._lake.settings.lease_seconds]
+        gone = {lease.id for lease in dead}
         return dead, [lease for lease in out if lease.id not in gone]
 
-    def wait(self, progress: Callable[[str], None]) -> list[str]:
+    def wait(self, progress: Callable[[str], None]) -> list[LeaseRecord]:
         """Dead leases, after waiting for those that have run out and may yet be renewed."""
         pause = self._lake.settings.lease_seconds / 4
+        first: dict[str, Any] = {}
         while True:
             dead, doubtful = self.look()
+            # One that was renewed meanwhile is alive, though its clock is behind this one.
+            doubtful = [lease for lease in doubtful if first.setdefault(lease.id, lease.expires_at) == lease.expires_at]
             if not doubtful:
                 return dead
             progress(f"waiting for {len(doubtful)} leases that have run out")
@@ -170,7 +176,7 @@ class Cleaner:
                     break
         return result
 
-    def _expire_some(self, table_id: int, object_id: int, since: int, least: int, dead: list[str]) -> Retired:
+    def _expire_some(self, table_id: int, object_id: int, since: int, least: int, dead: list[LeaseRecord]) -> Retired:
         grace = self._lake.settings.temporary_file_grace
         return self._lake.registry.write(
             lambda transaction: expire_versions(transaction, table_id, object_id, since, least, grace, dead)
@@ -246,7 +252,7 @@ class Cleaner:
                     self._expire_some(table_id, object_id, now, 1, dead)
         return result
 
-    def _delete_batch(self, paths: list[str], sizes: dict[str, int], dead: list[str], result: Cleaned) -> None:
+    def _delete_batch(self, paths: list[str], sizes: dict[str, int], dead: list[LeaseRecord], result: Cleaned) -> None:
         lake = self._lake
 
         def mark(transaction: Transaction) -> Any:
@@ -259,20 +265,21 @@ class Cleaner:
             result.bytes += sum(sizes[path] for path in marked.paths)
             return
         failpoints.reach("clean.marked")
-        failed = dict(lake.store.delete(marked.paths))
+        # Asked again: another cleaner may have dealt with them while this one was slow.
+        paths = lake.registry.read_with(lambda reader: still_deleting(reader, marked.paths))
+        failed = dict(lake.store.delete(paths))
         failpoints.reach("clean.object_deleted")
-        gone = [path for path in marked.paths if path not in failed]
+        gone = [path for path in paths if path not in failed]
         if gone:
             lake.registry.write(lambda transaction: forget_files(transaction, gone))
         failpoints.reach("clean.forgotten")
         for path in gone:
-            lake.footers.drop(path)
             lake.store.remove_empty_folders(path)
         result.files += len(gone)
         result.bytes += sum(sizes[path] for path in gone)
         result.failed += [(path, str(error)) for path, error in failed.items()]
 
-    def _dead(self, wait: bool, progress: Callable[[str], None]) -> list[str]:
+    def _dead(self, wait: bool, progress: Callable[[str], None]) -> list[LeaseRecord]:
         return self._watch.wait(progress) if wait else self._watch.look()[0]
 
     def _remove_read_folders(self) -> None:

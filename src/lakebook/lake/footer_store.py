@@ -11,6 +11,8 @@ from pyarrow.parquet import FileMetaData
 from lakebook.errors import CorruptFooter, FooterNotFound
 from lakebook.lake.footers import footer_of_tail, open_footer, upgraded
 from lakebook.lake.lake import Lake
+from lakebook.registry import schema
+from lakebook.registry.changes import row_of
 from lakebook.registry.footers import (
     FORMAT_VERSION,
     StoredFooter,
@@ -20,7 +22,9 @@ from lakebook.registry.footers import (
     load_partition_metadata,
     replace_footer,
 )
-from lakebook.registry.table_files import files_by_path
+from lakebook.registry.table_checks import present_files
+from lakebook.registry.table_files import PlannedFile, files_by_path
+from lakebook.registry.tables import TABLE_ROW
 from lakebook.registry.transactions import Transaction
 from lakebook.storage.objects import ObjectStore
 
@@ -61,25 +65,29 @@ class Footer:
         return open_footer(self.metadata, on=path)
 
 
-def footers_for(lake: Lake, files: Iterable[tuple[str, int, int]]) -> dict[str, Footer]:
-    """The footers of files (path, size, rows), from memory or from the registry in one query.
+def footers_for(lake: Lake, files: Iterable[PlannedFile]) -> dict[str, Footer]:
+    """The footers of files, from memory or from the registry in one query.
 
     One that is missing while its file exists is read from the file, and the registry is mended.
     """
-    wanted = {path: (size, rows) for path, size, rows in files}
+    wanted = {file.file_path: file for file in files}
     found: dict[str, Footer] = {}
-    for path in wanted:
-        kept = lake.footers.get(path)
+    for path, file in wanted.items():
+        # By the checksum too: somebody else's path may have been used again since.
+        kept = lake.footers.get((path, file.checksum))
         if kept is not None:
             found[path] = kept
     absent = [path for path in wanted if path not in found]
     if absent:
         stored = lake.registry.read_with(lambda reader: load_footers(reader, absent))
         for path in absent:
-            size, rows = wanted[path]
-            record = stored.get(path)
-            footer = _usable(record, rows) if record is not None else _mended(lake, path, size, rows)
-            found[path] = lake.footers.put(path, footer)
+            file, record = wanted[path], stored.get(path)
+            footer = (
+                _usable(record, file.row_count)
+                if record is not None
+                else _mended(lake, path, file.file_size, file.row_count)
+            )
+            found[path] = lake.footers.put((path, file.checksum), footer)
     return found
 
 
@@ -110,11 +118,19 @@ def mend_footer(lake: Lake, path: str, metadata: bytes, rows: int, size: int) ->
     """Store a footer that was lost, if its file still has a row and nobody was faster."""
 
     def work(transaction: Transaction) -> None:
+        row = files_by_path(transaction, [path]).get(path)
+        table = transaction.one(TABLE_ROW, row["table_id"]) if row is not None else None
+        if table is None:
+            return
+        # Under the table's lock, so that no cleaner can forget the file meanwhile.
+        transaction.lock(row_of(schema.tables, table)["object_id"])
+        row = files_by_path(transaction, [path]).get(path)
+        if row is None or path not in present_files(transaction, [path]):
+            return
         try:
             load_partition_metadata(transaction, path)
         except FooterNotFound:
-            row = files_by_path(transaction, [path]).get(path)
-            if row is not None and row["row_count"] == rows and row["file_size"] == size:
+            if row["row_count"] == rows and row["file_size"] == size:
                 insert_footers(transaction, [(path, metadata, rows, size)])
 
     lake.registry.write(work)
@@ -152,5 +168,4 @@ def _upgrade(lake: Lake, record: StoredFooter, rows: int | None) -> bool:
     lake.registry.write(
         lambda transaction: replace_footer(transaction, record.file_path, 1, metadata, FORMAT_VERSION, number)
     )
-    lake.footers.drop(record.file_path)
     return True

@@ -30,6 +30,9 @@ class Format(Protocol):
     #: Whether tables of it can have partitions and a sort order.
     structured: bool
 
+    def check_schema(self, schema: Any) -> None:
+        """Refuse a schema whose types the format cannot carry."""
+
     def write(self, lake: Lake, attempt: Attempt, shape: TableShape, frame: DataFrame, steps: Steps) -> list[NewFile]:
         """Write a frame of the table's columns into the attempt's folder, and measure the files."""
 

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from lakebook import failpoints
-from lakebook.errors import InsertFailed, InvalidFile, InvalidTable, LakebookError
-from lakebook.iceberg.schemas import check_writable_from, schema_from
+from lakebook.errors import InsertFailed, InvalidFile, InvalidInput, InvalidTable, LakebookError
+from lakebook.iceberg.schemas import as_spark_has, check_writable_from, schema_from
 from lakebook.iceberg.staging import spark_type
 from lakebook.lake.attempts import DATA, Attempt
 from lakebook.lake.formats import FORMATS
-from lakebook.lake.lake import Lake, TableShape
+from lakebook.lake.lake import Lake, TableShape, check_reachable
 from lakebook.lake.leasing import READS
 from lakebook.lake.steps import Steps
 from lakebook.names import check_path, check_text, shown
@@ -129,14 +129,36 @@ def insert_frame(
         return report(lake, table, attempt, change, committed, steps)
 
 
-def insert_data(lake: Lake, table: TableRecord, attempt: Attempt, frame: DataFrame, steps: Steps) -> list[NewFile]:
+def insert_data(
+    lake: Lake,
+    table: TableRecord,
+    attempt: Attempt,
+    frame: DataFrame,
+    steps: Steps,
+    schema_version: int | None = None,
+) -> list[NewFile]:
     """Write the rows of a frame into the attempt's folder, and measure the files."""
-    shape = lake.shape_of(table, table.schema_version)
-    check_writable_from(shape.schema, schema_from(frame))
-    spark = frames.session_of(frame)
-    check_session(spark)
-    shaped = frames.shaped(frame, spark_type(shape.schema))
-    return FORMATS[table.format].write(lake, attempt, shape, shaped, steps)
+    shape = lake.shape_of(table, table.schema_version if schema_version is None else schema_version)
+    check_reachable(lake)
+    shaped = check_frame(table, shape, frame)
+    files = FORMATS[table.format].write(lake, attempt, shape, shaped, steps)
+    if not files:
+        # Its folder may be there still, with nothing in it.
+        lake.store.delete_folder(attempt.folder)
+    return files
+
+
+def check_frame(table: TableRecord, shape: TableShape, frame: DataFrame) -> DataFrame:
+    """A frame with the columns of the table, or an error that says what does not fit."""
+    if not hasattr(frame, "sparkSession"):
+        raise InvalidInput(
+            f"{shown(type(frame).__name__)} is not a Spark DataFrame",
+            on=table.shown,
+            remedy="Use insert_arrow for an Arrow table",
+        )
+    check_writable_from(as_spark_has(shape.schema), schema_from(frame))
+    check_session(frames.session_of(frame))
+    return frames.shaped(frame, spark_type(shape.schema))
 
 
 # --- Arrow ---------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from lakebook.errors import InvalidTable
+from lakebook.iceberg.schemas import schema_to_json, walk
 from lakebook.iceberg.staging import DATA, spark_type, spark_type_named
 from lakebook.lake.attempts import Attempt
 from lakebook.lake.footer_store import Footer
@@ -18,6 +19,7 @@ from lakebook.lake.leasing import Lease
 from lakebook.lake.measuring import JSON, measure
 from lakebook.lake.planning import Plan
 from lakebook.lake.steps import Steps
+from lakebook.names import shown
 from lakebook.registry.table_files import NewFile, PlannedFile
 from lakebook.spark import frames
 
@@ -32,15 +34,29 @@ class JsonFormat:
     compressions: tuple[str, ...] = ("gzip", "none")
     structured = False
 
+    def check_schema(self, schema: Any) -> None:
+        """Refuse what JSON, as Spark writes it, cannot carry."""
+        for path, field, _ in walk(schema.fields):
+            kind = str(field.field_type)
+            key = getattr(field.field_type, "key_type", None)
+            if kind in ("uuid", "time") or (key is not None and str(key) != "string"):
+                raise InvalidTable(
+                    f"the column {shown('.'.join(path))} of type {kind} cannot be kept as JSON",
+                    on="table",
+                    remedy="Use format parquet, or text",
+                )
+
     def write(self, lake: Lake, attempt: Attempt, shape: TableShape, frame: DataFrame, steps: Steps) -> list[NewFile]:
         """Write a frame of the table's columns into the attempt's folder, and measure the files."""
         folder = f"{attempt.folder}/{DATA}"
         with steps.step("insert_data"):
-            frames.write_json(frame, lake.store.uri(folder), shape.compression)
+            # Spark's own source does not know what is required.
+            checked = frames.refusing_nulls(frame, schema_to_json(shape.schema)["fields"])
+            frames.write_json(checked, lake.store.uri(folder), shape.compression)
         with steps.step("measure"):
             # The folder is this insert's own, and Spark has moved only files of committed tasks into it.
-            found = [item.path for item in lake.store.list(folder) if _is_json(item.path)]
-            leftover = [item.path for item in lake.store.list(folder) if not _is_json(item.path)]
+            found = [item.path for item in lake.store.list(folder) if _is_json(item.path, folder)]
+            leftover = [item.path for item in lake.store.list(folder) if not _is_json(item.path, folder)]
             lake.store.make_durable(found)
             files = _json_files(lake, shape, found, frames.session_of(frame))
             empty = [file.file_path for file in files if file.row_count == 0]
@@ -82,9 +98,10 @@ class JsonFormat:
         return count_lines(lake.store, path)
 
 
-def _is_json(path: str) -> bool:
-    name = path.rpartition("/")[2]
-    return name.startswith("part-") and name.endswith((".json", ".json.gz"))
+def _is_json(path: str, folder: str) -> bool:
+    """Whether Spark has committed a file: what lies deeper is of an attempt that is late or was given up."""
+    parent, _, name = path.rpartition("/")
+    return parent == folder and name.startswith("part-") and name.endswith((".json", ".json.gz"))
 
 
 def _json_files(lake: Lake, shape: TableShape, paths: Sequence[str], spark: Any = None) -> list[NewFile]:

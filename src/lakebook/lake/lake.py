@@ -11,6 +11,7 @@ from cachetools import LRUCache
 
 from lakebook.clock import Clock
 from lakebook.config import Settings
+from lakebook.errors import SparkUnsuitable
 from lakebook.iceberg.partitioning import order_from_json, spec_from_json
 from lakebook.iceberg.schemas import schema_from_json
 from lakebook.lake.renewals import Renewals
@@ -36,6 +37,16 @@ class TableShape:
     compression: str
 
 
+def check_reachable(lake: Lake) -> None:
+    """Refuse Spark where it cannot see the warehouse."""
+    if lake.store.warehouse.root.startswith("memory:"):
+        raise SparkUnsuitable(
+            "the warehouse is in the memory of this process, where Spark cannot reach it",
+            on="Spark",
+            remedy="Open the book in a folder",
+        )
+
+
 class Cache:
     """A bounded cache that several threads may use; its keys are such that nothing in it grows stale."""
 
@@ -56,11 +67,6 @@ class Cache:
                 self._items[key] = value
         return value
 
-    def drop(self, key: Any) -> None:
-        """Forget a key."""
-        with self._lock:
-            self._items.pop(key, None)
-
 
 class Lake:
     """The lake of an open book."""
@@ -74,7 +80,7 @@ class Lake:
         self.renewals = Renewals(registry)
         #: By table and schema version.
         self.shapes = Cache(_SHAPES, lambda _: 1)
-        #: By path: a path is written once.
+        #: By path and checksum.
         self.footers = Cache(self.settings.cache_footers, lambda footer: len(footer.metadata) + 200)
         #: By table, version and predicate.
         self.plans = Cache(self.settings.cache_planned_files, lambda files: len(files) + 1)

@@ -86,6 +86,11 @@ class Lease:
             self.note_lost()
         self._raise_lost()
 
+    @property
+    def kept_until_closed(self) -> bool:
+        """Whether no `with` block ends it."""
+        return self._until is not None
+
     def keep_until_closed(self) -> None:
         """Let it end with the book, or at the maximum, where no `with` block ends it."""
         self._until = self._lake.clock.now_ms() + round(self._lake.settings.lease_maximum * 1000)

@@ -90,7 +90,7 @@ def parquet_files(
                 partition_path=partition_path(shape.spec, shape.schema, file.partition),
                 partition_values=partition_to_json(shape.spec, shape.schema, file.partition),
                 spec_id=shape.spec.spec_id,
-                has_statistics=file.stats is not None,
+                has_statistics=bool(file.stats),
                 stats=(file.stats or ()) + partition_stats(shape.spec, shape.schema, file.partition),
                 footer=footer,
             )

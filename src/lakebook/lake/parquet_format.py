@@ -14,6 +14,7 @@ from lakebook import failpoints
 from lakebook.errors import IncompatibleSchema, InvalidFile, LakebookError
 from lakebook.iceberg.arrow_files import (
     aligned,
+    check_foreign,
     check_readable_as,
     file_schema,
     has_field_ids,
@@ -60,6 +61,9 @@ class ParquetFormat:
     compressions: tuple[str, ...] = ("zstd", "snappy", "gzip", "lz4", "none")
     #: Whether tables of it can have partitions and a sort order.
     structured = True
+
+    def check_schema(self, schema: Any) -> None:
+        """Refuse nothing: every type has its place in Parquet."""
 
     def write(self, lake: Lake, attempt: Attempt, shape: TableShape, frame: DataFrame, steps: Steps) -> list[NewFile]:
         """Write a frame of the table's columns into the attempt's folder, and measure the files."""
@@ -195,8 +199,11 @@ def _write_file(lake: Lake, attempt: Attempt, shape: TableShape, rows: pa.Table,
 def _foreign_file(lake: Lake, shape: TableShape, found: Any) -> NewFile:
     footer = read_footer(lake.store, found.path, found.size)
     opened = open_footer(footer, on=found.path)
+    if opened.num_rows != sum(opened.row_group(number).num_rows for number in range(opened.num_row_groups)):
+        raise InvalidFile("its footer contradicts itself about the number of rows", on=found.path)
     columns = opened.schema.to_arrow_schema()
     try:
+        check_foreign(columns)
         given = file_schema(columns, shape.schema)
         check_readable_as(given, shape.schema)
         laid_out = footer_columns(opened, given)
@@ -235,7 +242,7 @@ def _foreign_file(lake: Lake, shape: TableShape, found: Any) -> NewFile:
         partition_values=partition_to_json(shape.spec, shape.schema, record),
         spec_id=shape.spec.spec_id,
         has_field_ids=has_field_ids(columns),
-        has_statistics=laid_out is not None,
+        has_statistics=bool(stats),
         stats=(stats + absent if laid_out is not None else ()) + partition_stats(shape.spec, shape.schema, record),
         footer=footer,
     )

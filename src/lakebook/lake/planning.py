@@ -22,12 +22,12 @@ from lakebook.lake.lake import Lake, TableShape
 from lakebook.lake.measuring import PARQUET
 from lakebook.predicates import Always, Predicate, all_of, fields_of
 from lakebook.registry.file_stats import ColumnStats, files_meeting, stats_of_files
+from lakebook.registry.leases import HORIZON, expired_version
 from lakebook.registry.table_files import (
     CHUNK,
     PlannedFile,
     chunks,
     planned_by_id,
-    totals_at,
     unmeasured_files,
     visible_files,
 )
@@ -74,6 +74,7 @@ class Plan:
                 if len(found) > self.lake.settings.cache_planned_files:
                     found = None
             yield file
+        require_readable(self.lake, self.table, self.version)
         if found is not None:
             self.lake.plans.put(key, tuple(found))
 
@@ -104,9 +105,15 @@ def make_plan(lake: Lake, table: TableRecord, version: int, schema_version: int,
     return Plan(lake, table, version, shape, parse_where(where, shape.schema))
 
 
-def count_at(lake: Lake, table: TableRecord, version: int) -> int:
-    """The number of rows of a version."""
-    return lake.registry.read_with(lambda reader: totals_at(reader, table.id, version))[0]
+def require_readable(lake: Lake, table: TableRecord, version: int) -> None:
+    """Raise if rows of a version may have gone while they were looked at.
+
+    A clean-up raises the horizon before it removes anything, so this needs no clock.
+    """
+    row = lake.registry.one(HORIZON, table.id)
+    least = int(row[0]) if row is not None else version + 1
+    if least > version:
+        raise expired_version(table, version, least)
 
 
 def _search(plan: Plan) -> Iterator[PlannedFile]:
@@ -204,7 +211,7 @@ def known_bounds(file: PlannedFile, stats: dict[tuple[int, int], ColumnStats]) -
 
 def _with_row_groups(plan: Plan, files: Sequence[PlannedFile], matching: Callable[..., bool]) -> Iterator[PlannedFile]:
     several = [file for file in files if file.row_group_count > 1 and file.file_type == PARQUET]
-    footers = footers_for(plan.lake, ((file.file_path, file.file_size, file.row_count) for file in several))
+    footers = footers_for(plan.lake, several)
     for file in files:
         footer = footers.get(file.file_path)
         if footer is None:

@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from lakebook.errors import InvalidInput, LakebookError, ObjectNotFound, ObjectTruncated, ReadFailed
+from lakebook.errors import InvalidInput, LakebookError, ObjectNotFound, ObjectTruncated, ReadFailed, VersionExpired
 from lakebook.iceberg.arrow_files import plain_schema, selected
 from lakebook.lake.arrow_filter import expression_of
 from lakebook.lake.footer_store import footers_for
 from lakebook.lake.formats import FORMATS
+from lakebook.lake.lake import check_reachable
 from lakebook.lake.leasing import Lease
 from lakebook.lake.measuring import PARQUET
 from lakebook.lake.planning import Plan
+from lakebook.names import shown
 from lakebook.predicates import Always, fields_of
-from lakebook.registry.table_files import chunks
+from lakebook.registry.table_files import PlannedFile, chunks
 from lakebook.spark import frames
 from lakebook.spark.session import check_session, reason_of
 
@@ -34,7 +36,7 @@ def check_columns(columns: Sequence[str] | None, plan: Plan) -> None:
     names = {field.name for field in plan.schema.fields}
     if isinstance(columns, str) or not columns or [name for name in columns if name not in names]:
         unknown = [name for name in columns if name not in names] if not isinstance(columns, str) else columns
-        raise InvalidInput(f"the table has no columns {unknown!r}", on=plan.table.shown)
+        raise InvalidInput(f"the table has no columns {shown(unknown)}", on=plan.table.shown)
 
 
 # --- Spark ---------------------------------------------------------------------
@@ -45,13 +47,17 @@ def read_frame(spark: SparkSession, plan: Plan, lease: Lease, columns: Sequence[
     check_columns(columns, plan)
     check_session(spark)
     lease.check()
-    frame = FORMATS[plan.table.format].read(spark, plan, lease)
-    lease.check()
-    if not isinstance(plan.predicate, Always):
-        frame = frames.matching(frame, plan.predicate)
-    if columns is not None:
-        frame = frames.columns(frame, columns)
-    return frame
+    check_reachable(plan.lake)
+    try:
+        frame = FORMATS[plan.table.format].read(spark, plan, lease)
+        lease.check()
+        if not isinstance(plan.predicate, Always):
+            frame = frames.matching(frame, plan.predicate)
+        return frame if columns is None else frames.columns(frame, columns)
+    except LakebookError:
+        raise
+    except Exception as error:
+        raise ReadFailed(f"Spark cannot read it ({reason_of(error)})", on=plan.table.shown) from error
 
 
 # --- Arrow ---------------------------------------------------------------------
@@ -63,14 +69,11 @@ def read_batches(plan: Plan, lease: Lease, columns: Sequence[str] | None = None)
     wanted = _wanted_schema(plan, columns)
     keep = list(columns) if columns is not None else [field.name for field in plan.schema.fields]
     handler = FORMATS[plan.table.format]
-    for chunk in chunks(plan, _AT_ONCE):
+    for chunk in _planned(plan, lease):
         # What a lost lease no longer pins may be gone from the registry too, and the plan be short of it.
         lease.check()
         with _pinned_files(lease):
-            footers = footers_for(
-                plan.lake,
-                ((file.file_path, file.file_size, file.row_count) for file in chunk if file.file_type == PARQUET),
-            )
+            footers = footers_for(plan.lake, (file for file in chunk if file.file_type == PARQUET))
         for file in chunk:
             with _pinned_files(lease, file.file_path):
                 for batch in handler.batches(plan, file, wanted, footers.get(file.file_path)):
@@ -80,17 +83,31 @@ def read_batches(plan: Plan, lease: Lease, columns: Sequence[str] | None = None)
     lease.check()
 
 
+def _planned(plan: Plan, lease: Lease) -> Iterator[list[PlannedFile]]:
+    with _pinned_files(lease):
+        yield from chunks(plan, _AT_ONCE)
+
+
 @contextmanager
 def _pinned_files(lease: Lease, path: str = "") -> Iterator[None]:
     """Only a lost lease can take a file away from under a reader."""
     try:
         yield
-    except (ObjectNotFound, ObjectTruncated, OSError, pa.ArrowException) as error:
+    except VersionExpired:
         lease.confirm()
-        on = error.on if isinstance(error, LakebookError) else path
-        raise ReadFailed(
-            f"the file cannot be read ({reason_of(error)})", on=on, remedy="Run `lakebook verify`"
-        ) from error
+        raise
+    except LakebookError as error:
+        if not isinstance(error, (ObjectNotFound, ObjectTruncated)):
+            raise
+        lease.confirm()
+        raise _unreadable(error, error.on) from error
+    except Exception as error:
+        lease.confirm()
+        raise _unreadable(error, path) from error
+
+
+def _unreadable(error: Exception, on: str) -> ReadFailed:
+    return ReadFailed(f"the file cannot be read ({reason_of(error)})", on=on, remedy="Run `lakebook verify`")
 
 
 def _wanted_schema(plan: Plan, columns: Sequence[str] | None) -> Any:

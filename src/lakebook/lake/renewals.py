@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import TYPE_CHECKING
 
+from lakebook import forks
 from lakebook.errors import BookClosed, LakebookError
 from lakebook.registry.inserts import renew_insert
 from lakebook.registry.leases import renew_leases
@@ -26,8 +26,13 @@ class Renewals:
         self._leases: dict[str, Lease] = {}
         self._inserts: set[str] = set()
         self._thread: threading.Thread | None = None
-        self._process = os.getpid()
         self._closed = False
+        forks.watch(self)
+
+    def after_fork_in_child(self) -> None:
+        """Let go of what is the parent's: its leases, its inserts, its thread, and a lock it may have held."""
+        self._lock, self._wake = threading.Lock(), threading.Event()
+        self._leases, self._inserts, self._thread = {}, set(), None
 
     def hold_lease(self, lease: Lease) -> None:
         """Renew a lease from now on."""
@@ -50,22 +55,18 @@ class Renewals:
     def leases(self) -> list[Lease]:
         """The leases that this process holds."""
         with self._lock:
-            return list(self._leases.values()) if self._process == os.getpid() else []
+            return list(self._leases.values())
 
     def close(self) -> None:
         """Stop the thread."""
         self._closed = True
         self._wake.set()
         thread = self._thread
-        if thread is not None and thread is not threading.current_thread() and self._process == os.getpid():
+        if thread is not None and thread is not threading.current_thread():
             thread.join()
 
     def _start(self) -> None:
         with self._lock:
-            if self._process != os.getpid():
-                # After a fork the thread is the parent's, and so are its leases.
-                self._process, self._thread = os.getpid(), None
-                self._wake = threading.Event()
             if self._closed or (self._thread is not None and self._thread.is_alive()):
                 return
             self._thread = threading.Thread(target=self._run, name="lakebook-renewals", daemon=True)

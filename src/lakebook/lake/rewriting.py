@@ -7,15 +7,16 @@ ended a file it works on; then nothing happens and the error says that it can be
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
-from lakebook.errors import InvalidInput, InvalidTable, SparkUnsuitable
-from lakebook.iceberg.pruning import compile_must_match
+from lakebook.errors import FilesChanged, InvalidInput, InvalidTable, SparkUnsuitable
+from lakebook.iceberg.partitioning import in_partition
+from lakebook.iceberg.pruning import compile_may_match, compile_must_match
 from lakebook.lake.attempts import Attempt
 from lakebook.lake.inserting import (
     InsertReport,
+    check_frame,
     check_properties,
     insert_data,
     nothing_done,
@@ -27,10 +28,19 @@ from lakebook.lake.leasing import Lease, acquire
 from lakebook.lake.planning import Plan, known_bounds, make_plan
 from lakebook.lake.reading import read_frame
 from lakebook.lake.steps import Steps
+from lakebook.names import shown
 from lakebook.predicates import Always, fields_of
 from lakebook.registry.file_stats import stats_of_files
-from lakebook.registry.table_files import NewFile, PlannedFile, TableChange, chunks, files_by_path
+from lakebook.registry.table_files import (
+    NewFile,
+    PlannedFile,
+    TableChange,
+    added_by_overwrites,
+    chunks,
+    files_by_path,
+)
 from lakebook.registry.tables import TableRecord
+from lakebook.registry.transactions import Transaction
 from lakebook.spark import frames
 
 if TYPE_CHECKING:
@@ -52,17 +62,45 @@ def overwrite(
     steps = Steps(lake.clock)
     with one_clear_error(table), acquire(lake, table) as lease, Attempt(lake, table) as attempt:
         plan = make_plan(lake, table, lease.version, lease.schema_version, where)
-        whole, partly = _of_partition(plan, partition) if partition is not None else _split(plan)
+        wanted = None if partition is None else _partition_record(plan, partition)
+        whole, partly = _split(plan) if wanted is None else ([file for file in plan if wanted(file)], [])
+        # Judged by itself: beside the rows that stay, its types would be brought into theirs.
+        shaped = check_frame(table, plan.shape, frame)
         rest = _remaining(frames.session_of(frame), plan, partly, lease)
-        files = insert_data(lake, table, attempt, frame if rest is None else frames.together(frame, rest), steps)
-        if partition is not None:
-            _require_partition(table, files, partition)
+        rows = shaped if rest is None else frames.union([shaped, rest])
+        files = insert_data(lake, table, attempt, rows, steps, lease.schema_version)
+        if wanted is not None:
+            _require_partition(table, files, wanted)
         if not files and not whole and not partly:
             return nothing_done(table, "overwrite", attempt.commit_id, steps)
-        change = TableChange("overwrite", files, [file.id for file in (*whole, *partly)], summary)
+        change = TableChange(
+            "overwrite",
+            files,
+            [file.id for file in (*whole, *partly)],
+            summary,
+            check=lambda transaction: _refuse_rivals(transaction, plan, wanted),
+        )
         with steps.step("commit"):
             committed = attempt.commit(change)
         return report(lake, table, attempt, change, committed, steps)
+
+
+def _refuse_rivals(transaction: Transaction, plan: Plan, wanted: Callable[[Any], bool] | None) -> None:
+    """Refuse to land beside another overwrite of the same rows, which began from the same version."""
+    rivals = added_by_overwrites(transaction, plan.table.id, plan.version)
+    if wanted is None:
+        matching, fields = compile_may_match(plan.predicate), sorted(fields_of(plan.predicate))
+        ids = sorted(file.id for file in rivals)
+        stats = stats_of_files(transaction, plan.table.id, ids, fields)
+        rivals = [file for file in rivals if matching(known_bounds(file, stats))]
+    else:
+        rivals = [file for file in rivals if wanted(file)]
+    if rivals:
+        raise FilesChanged(
+            "another overwrite of the same rows has landed meanwhile",
+            on=plan.table.shown,
+            remedy="Look at what it wrote, and repeat this one if it is still meant",
+        )
 
 
 def delete(
@@ -88,7 +126,7 @@ def delete(
                 )
             rest = _remaining(spark, plan, partly, lease)
             assert rest is not None
-            files = insert_data(lake, table, attempt, rest, steps)
+            files = insert_data(lake, table, attempt, rest, steps, lease.schema_version)
             # Nothing matched in the end: leave the files as they are.
             if sum(file.row_count for file in files) == sum(file.row_count for file in partly):
                 partly, files = [], []
@@ -119,7 +157,7 @@ def replace(
         strange = [path for path in wanted if path not in rows or rows[path]["table_id"] != table.id]
         if strange or not wanted:
             raise InvalidInput(
-                f"the table has no file {strange[0]!r}" if strange else "no file was named", on=table.shown
+                f"the table has no file {shown(strange[0])}" if strange else "no file was named", on=table.shown
             )
         files = insert_data(lake, table, attempt, frame, steps)
         before, after = (
@@ -164,34 +202,25 @@ def _remaining(spark: SparkSession, plan: Plan, files: Sequence[PlannedFile], le
     return frames.not_matching(read_frame(spark, every, lease), plan.predicate)
 
 
-def _of_partition(plan: Plan, partition: Mapping[str, Any]) -> tuple[list[PlannedFile], list[PlannedFile]]:
-    names = [field.name for field in plan.shape.spec.fields]
+def _partition_record(plan: Plan, partition: Mapping[str, Any]) -> Callable[[Any], bool]:
+    """Tells whether a file is of a partition that is given by some of its fields, as they are shown."""
+    spec, schema = plan.shape.spec, plan.schema
+    names = [field.name for field in spec.fields]
     unknown = [name for name in partition if name not in names]
     if unknown or not partition:
         raise InvalidInput(
-            f"it is not partitioned by {unknown!r}" if unknown else "no partition was named",
+            f"it is not partitioned by {shown(unknown)}" if unknown else "no partition was named",
             on=plan.table.shown,
             remedy=f"Its partition fields are {names!r}",
         )
-    return [file for file in plan if _in_partition(file.partition_path, partition)], []
+    return lambda file: in_partition(spec, schema, file.partition_values, partition)
 
 
-def _in_partition(path: str, partition: Mapping[str, Any]) -> bool:
-    values = dict(part.partition("=")[::2] for part in path.split("/"))
-    return all(unquote(values.get(name, "")) == _shown_value(value) for name, value in partition.items())
-
-
-def _shown_value(value: Any) -> str:
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _require_partition(table: TableRecord, files: Sequence[NewFile], partition: Mapping[str, Any]) -> None:
+def _require_partition(table: TableRecord, files: Sequence[NewFile], wanted: Callable[[Any], bool]) -> None:
     for file in files:
-        if not _in_partition(file.partition_path, partition):
+        if not wanted(file):
             raise InvalidInput(
-                f"rows of the partition {file.partition_path} are among those for another",
+                f"rows of the partition {shown(file.partition_path)} are among those for another",
                 on=table.shown,
                 remedy="Filter the frame, or overwrite by a predicate",
             )

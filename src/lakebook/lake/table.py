@@ -17,6 +17,7 @@ from lakebook.iceberg.schemas import describe_type, schema_to_json
 from lakebook.lake import rewriting
 from lakebook.lake.appender import Appender
 from lakebook.lake.extremes import Extremes, count_rows, extremes
+from lakebook.lake.formats import FORMATS
 from lakebook.lake.inserting import InsertReport, add_files, insert_arrow, insert_frame
 from lakebook.lake.lake import Lake
 from lakebook.lake.leasing import Lease, acquire, check_asked
@@ -228,6 +229,7 @@ class Table:
         new_schema, last_field_id = update.apply(record.schema_version + 1)
         if new_schema.as_struct() == shape.schema.as_struct():
             return
+        FORMATS[record.format].check_schema(new_schema)
         self._lake.registry.write_opened(
             "schema",
             lambda transaction, commit_id: change_schema(

@@ -79,6 +79,7 @@ class Tables:
         if (partition_by or sort_by) and not handler.structured:
             raise InvalidTable(f"a table of format {format} has no partitions and no order", on=on)
         columns = schema_from(schema)
+        handler.check_schema(columns)
         wanted = NewTable(
             space,
             plain,

@@ -14,7 +14,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from lakebook.clock import to_datetime
+from lakebook.clock import to_datetime, to_ms
 from lakebook.errors import RegistryCorrupt, VersionExpired, VersionNotFound
 from lakebook.registry import schema
 from lakebook.registry.commits import owner
@@ -54,8 +54,9 @@ _renew = _with_ids(
 RENEW_LEASES = Statement(_renew[SQLITE], "until", "lease_ids", postgresql=_renew[POSTGRESQL])
 _end = _with_ids(lambda these: sa.delete(schema.leases).where(these))
 END_LEASES = Statement(_end[SQLITE], "lease_ids", postgresql=_end[POSTGRESQL])
-_dead = _with_ids(lambda these: sa.delete(schema.leases).where(these, _l.expires_at <= bind("now")).returning(_l.id))
-END_DEAD_LEASES = Statement(_dead[SQLITE], "lease_ids", "now", postgresql=_dead[POSTGRESQL])
+END_DEAD_LEASE = Statement(
+    sa.delete(schema.leases).where(_l.id == bind("lease_id"), _l.expires_at == bind("seen")), "lease_id", "seen"
+)
 LEASES_OF = Statement(
     sa.select(_l.id, _l.table_id, _l.version, _l.holder, _l.created_at, _l.expires_at)
     .where(_l.table_id == bind("of_table"))
@@ -110,6 +111,8 @@ def expired_version(table: TableRecord, version: int, least: int) -> VersionExpi
 
 def resolve_version(reader: Reader, table: TableRecord, version: int | None, moment: int | None) -> tuple[int, int]:
     """The version that is asked for, and the schema version it has."""
+    # The time first: a commit between the two reads is then not newer than what is current.
+    found = reader.one(VERSION_AT, table.id, moment) if moment is not None else None
     current = current_table(reader, table)
     row = reader.one(HORIZON, table.id)
     if row is None:
@@ -117,7 +120,6 @@ def resolve_version(reader: Reader, table: TableRecord, version: int | None, mom
     least = int(row[0])
     wanted = current.version if version is None else version
     if moment is not None:
-        found = reader.one(VERSION_AT, table.id, moment)
         if found is None:
             if least > 0:
                 raise VersionExpired(
@@ -196,8 +198,7 @@ def _lease_from(row: tuple[Any, ...]) -> LeaseRecord:
     return LeaseRecord(*row[:-2], *map(to_datetime, row[-2:]))
 
 
-def end_dead_leases(transaction: Transaction, ids: Sequence[str]) -> set[str]:
-    """Remove leases among `ids` that have run out; a renewal that comes later finds nothing."""
-    if not ids:
-        return set()
-    return {row[0] for row in transaction.all(END_DEAD_LEASES, transaction.listed(ids), transaction.clock.now_ms())}
+def end_dead_leases(transaction: Transaction, dead: Sequence[LeaseRecord]) -> None:
+    """Remove leases that are as they were seen; one that was renewed since is not dead."""
+    for lease in dead:
+        transaction.run(END_DEAD_LEASE, lease.id, to_ms(lease.expires_at))

@@ -18,7 +18,7 @@ from lakebook.registry import schema
 from lakebook.registry.changes import delete_rows, row_of
 from lakebook.registry.file_stats import DELETE_STATS
 from lakebook.registry.footers import delete_partition_metadata_batch
-from lakebook.registry.leases import claim_horizon, end_dead_leases, leases_of, raise_horizon
+from lakebook.registry.leases import HORIZON, LeaseRecord, claim_horizon, end_dead_leases, leases_of, raise_horizon
 from lakebook.registry.statements import ONE, POSTGRESQL, SQLITE, ZERO, Statement, among, bind
 from lakebook.registry.table_files import CHUNK, file_update, files_by_path
 from lakebook.registry.tables import TABLE_ROW
@@ -135,6 +135,16 @@ def _forgetting(database: str) -> sa.Delete:
     )
 
 
+def _deleting(database: str) -> sa.Select[Any]:
+    return (
+        sa.select(_w.file_path)
+        .where(among(_w.file_path, "paths", database), _w.state == sa.literal_column("'deleting'"))
+        .order_by(_w.file_path)
+    )
+
+
+STILL_DELETING = Statement(_deleting(SQLITE), "paths", postgresql=_deleting(POSTGRESQL))
+CLAIM_DELETING = Statement(_deleting(SQLITE), "paths", postgresql=_deleting(POSTGRESQL).with_for_update())
 FORGET_FILES = Statement(_forgetting(SQLITE), "paths", postgresql=_forgetting(POSTGRESQL))
 ANY_FILE = Statement(sa.select(_f.id).where(_f.table_id == bind("of_table")).limit(ONE).offset(ZERO), "of_table")
 _EMPTIED = (
@@ -178,7 +188,7 @@ def expire_versions(
     since: int,
     versions: int,
     grace: float,
-    dead: Sequence[str],
+    dead: Sequence[LeaseRecord],
 ) -> Retired:
     """End the history below what the policy and live leases keep; hand over at most a chunk of files."""
     transaction.lock(object_id)
@@ -220,7 +230,7 @@ def retirable(reader: Reader, table_id: int, since: int, versions: int, *, dropp
     return int(found[0]), int(found[1]), least
 
 
-def _pinned(transaction: Transaction, table_id: int, dead: Sequence[str]) -> list[int]:
+def _pinned(transaction: Transaction, table_id: int, dead: Sequence[LeaseRecord]) -> list[int]:
     """The versions that leases pin, after those of `dead` that have run out are gone."""
     end_dead_leases(transaction, dead)
     return [lease.version for lease in leases_of(transaction, table_id)]
@@ -294,7 +304,9 @@ def expired_files(reader: Reader, now: int, after: str, most: int) -> list[tuple
     return [(row[0], row[1], row[2]) for row in reader.all(EXPIRED_FILES, now, after, most)]
 
 
-def mark_deleting(transaction: Transaction, paths: Sequence[str], dead: Sequence[str], *, dry_run: bool) -> Marked:
+def mark_deleting(
+    transaction: Transaction, paths: Sequence[str], dead: Sequence[LeaseRecord], *, dry_run: bool
+) -> Marked:
     """Make sure that no lease needs these files or ever will, and mark them.
 
     The caller deletes the objects only after this transaction has committed.
@@ -302,6 +314,8 @@ def mark_deleting(transaction: Transaction, paths: Sequence[str], dead: Sequence
     rows = files_by_path(transaction, paths)
     least: dict[int, int | None] = {}
     for table_id in sorted({row["table_id"] for row in rows.values()}):
+        if transaction.one(HORIZON, table_id) is None and transaction.one(TABLE_ROW, table_id) is None:
+            continue  # Another cleaner has forgotten the table meanwhile, and its files with it.
         claim_horizon(transaction, table_id)
         least[table_id] = min(_pinned(transaction, table_id, () if dry_run else dead), default=None)
     free: list[str] = []
@@ -309,6 +323,8 @@ def mark_deleting(transaction: Transaction, paths: Sequence[str], dead: Sequence
     for path in paths:
         row = rows.get(path)
         if row is not None:
+            if row["table_id"] not in least:
+                continue
             pinned = least[row["table_id"]]
             if row["to_version"] is None or (pinned is not None and row["to_version"] > pinned):
                 continue
@@ -324,25 +340,30 @@ def mark_deleting(transaction: Transaction, paths: Sequence[str], dead: Sequence
 
 
 def forget_files(transaction: Transaction, paths: Sequence[str]) -> int:
-    """Rows, footers and statistics of deleted objects, in one transaction."""
+    """Rows, footers and statistics of deleted objects, in one transaction.
+
+    Only of those that are still marked: another cleaner may have been faster, and somebody else's path
+    be in use again.
+    """
+    paths = still_deleting(transaction, paths, claim=True)
+    if not paths:
+        return 0
+    tables: dict[int, int] = {}
+    for row in files_by_path(transaction, paths).values():
+        found = transaction.one(TABLE_ROW, row["table_id"])
+        if found is not None:
+            tables[row["table_id"]] = row_of(schema.tables, found)["object_id"]
+    transaction.lock(*tables.values())
     rows = files_by_path(transaction, paths)
-    by_table: dict[int, list[dict[str, Any]]] = {}
-    for row in rows.values():
-        by_table.setdefault(row["table_id"], []).append(row)
-    tables = {table_id: row_of(schema.tables, _row(transaction, table_id)) for table_id in by_table}
-    transaction.lock(*(table["object_id"] for table in tables.values()))
-    # Read again under the locks: another cleaner may have been here.
-    rows = files_by_path(transaction, paths)
-    for table_id in sorted(by_table):
+    for table_id in sorted(tables):
         files = [row for row in rows.values() if row["table_id"] == table_id]
         if files:
             transaction.run(DELETE_STATS, table_id, transaction.listed([row["id"] for row in files]))
-            delete_rows(transaction, tables[table_id]["object_id"], schema.table_files, files)
+            delete_rows(transaction, tables[table_id], schema.table_files, files)
     delete_partition_metadata_batch(transaction, paths)
     return transaction.run(FORGET_FILES, transaction.listed(paths))
 
 
-def _row(transaction: Transaction, table_id: int) -> tuple[Any, ...]:
-    row = transaction.one(TABLE_ROW, table_id)
-    assert row is not None, "a file's row refers to its table's"
-    return row
+def still_deleting(reader: Reader, paths: Sequence[str], *, claim: bool = False) -> list[str]:
+    """Which of these files are marked; with `claim`, nobody else can forget them until the transaction ends."""
+    return [row[0] for row in reader.all(CLAIM_DELETING if claim else STILL_DELETING, reader.listed(paths))]

@@ -28,7 +28,7 @@ from lakebook.registry.offsets import MAX_OFFSET, check_offset
 from lakebook.registry.partitions import asked_for, locked_partition
 from lakebook.registry.schema import MAX_BIGINT, MAX_INTEGER
 from lakebook.registry.statements import ONE, POSTGRESQL, SQLITE, ZERO, Statement, among, bind
-from lakebook.registry.temporary_files import FILES_AMONG, add_temporary_files
+from lakebook.registry.temporary_files import USED_BY_OTHERS, add_temporary_files
 from lakebook.registry.transactions import Reader, Row, Transaction, new_ids
 
 _t = schema.topics.c
@@ -516,9 +516,9 @@ def _refuse_waiting(transaction: Transaction, segments: Sequence[SegmentInfo]) -
 
     Asked after the insert, which waits for a transaction that is just letting go of the path.
     """
-    waiting = transaction.one(FILES_AMONG, transaction.listed(segment.s3_key for segment in segments))
-    if waiting is not None:
-        raise _path_in_use(waiting[0], "waits for its removal")
+    used = transaction.one(USED_BY_OTHERS, transaction.listed(segment.s3_key for segment in segments))
+    if used is not None:
+        raise _path_in_use(*used)
 
 
 def _refuse_taken(transaction: Transaction, segments: Sequence[SegmentInfo], warehouse: str) -> None:

@@ -10,7 +10,7 @@ import orjson
 import sqlalchemy as sa
 
 from lakebook.registry import schema
-from lakebook.registry.changes import row_of
+from lakebook.registry.changes import insert_new, row_of
 from lakebook.registry.statements import ONE, POSTGRESQL, SQLITE, ZERO, Statement, among, bind
 from lakebook.registry.stream_checks import Finding
 from lakebook.registry.table_files import ADD_TO_STATS, CHUNK, STATS_ROW
@@ -341,7 +341,12 @@ def mend_totals(transaction: Transaction, table_id: int) -> bool:
             row,
         )
         mended = True
-    if stats is not None:
+    if stats is None:
+        totals = {"row_count": rows, "deleted_rows": before["deleted_rows"], "file_count": files, "total_size": size}
+        times = {"last_modified": now, "created_at": now, "updated_at": now}
+        insert_new(transaction, before["object_id"], schema.table_stats, {"table_id": table_id, **totals, **times})
+        mended = True
+    else:
         kept: dict[str, Any] = row_of(schema.table_stats, stats)
         difference = (rows - kept["row_count"], files - kept["file_count"], size - kept["total_size"])
         if any(difference):

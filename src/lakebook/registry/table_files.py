@@ -6,7 +6,7 @@ ends the intervals of others, adds up the totals in SQL, and makes one new versi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import islice
@@ -99,6 +99,18 @@ _by_path, _by_path_pg = _among(_f.file_path)
 FILES_BY_PATH = Statement(_by_path, "wanted_ones", postgresql=_by_path_pg)
 
 
+def _path_among(column: sa.ColumnElement[Any]) -> Statement:
+    clauses = [
+        sa.select(column).where(among(column, "paths", database)).limit(ONE).offset(ZERO)
+        for database in (SQLITE, POSTGRESQL)
+    ]
+    return Statement(clauses[0], "paths", postgresql=clauses[1])
+
+
+SEGMENTS_AMONG = _path_among(schema.segments.c.s3_key)
+RANGES_AMONG = _path_among(schema.lakehouse_partitions.c.file_path)
+
+
 def _ending(database: str) -> sa.Update:
     return (
         sa.update(schema.table_files)
@@ -153,6 +165,24 @@ UNMEASURED_FILES = Statement(
     "at_version",
     "most",
 )
+_v = schema.table_versions.c
+ADDED_BY_OVERWRITES = Statement(
+    sa.select(*PLANNED)
+    .select_from(
+        schema.table_files.join(
+            schema.table_versions, sa.and_(_v.table_id == _f.table_id, _v.version == _f.from_version)
+        )
+    )
+    .where(
+        _f.table_id == bind("of_table"),
+        _f.to_version.is_(None),
+        _v.version > bind("since"),
+        _v.operation == sa.literal_column("'overwrite'"),
+    )
+    .order_by(_f.id),
+    "of_table",
+    "since",
+)
 TOTALS_AT = Statement(
     sa.select(
         sa.func.coalesce(sa.func.sum(_f.row_count), ZERO),
@@ -199,6 +229,8 @@ class TableChange:
     first_staged_id: int | None = None
     #: Whether others wrote the files: their paths may be in use already.
     foreign: bool = False
+    #: Asked under the table's lock, before anything is written; it raises if the change must not be.
+    check: Callable[[Transaction], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -262,12 +294,16 @@ def reserve_file_ids(transaction: Transaction, table: TableRecord, number: int) 
     return int(before["last_file_id"]) + 1
 
 
-def stage_files(transaction: Transaction, table: TableRecord, files: Sequence[NewFile], first_id: int) -> None:
-    """Store footers and statistics of files that no version shows yet."""
+def stage_footers(transaction: Transaction, files: Sequence[NewFile]) -> None:
+    """Store footers of files that no version shows yet."""
     insert_footers(
         transaction,
         [(file.file_path, file.footer, file.row_count, file.file_size) for file in files if file.footer is not None],
     )
+
+
+def stage_stats(transaction: Transaction, table: TableRecord, files: Sequence[NewFile], first_id: int) -> None:
+    """Store statistics of files that no version shows yet."""
     insert_stats(transaction, table.id, ((first_id + index, file.stats) for index, file in enumerate(files)))
 
 
@@ -277,6 +313,8 @@ def commit_change(transaction: Transaction, table: TableRecord, change: TableCha
     now = transaction.time_of(table.object_id)
     version = before["version"] + 1
     added, number = change.added, len(change.added)
+    if change.check is not None:
+        change.check(transaction)
     removed = _end_files(transaction, table, change.removed, version)
     plus = (number, sum(file.row_count for file in added), sum(file.file_size for file in added))
     minus = (len(removed), sum(row["row_count"] for row in removed), sum(row["file_size"] for row in removed))
@@ -293,7 +331,10 @@ def commit_change(transaction: Transaction, table: TableRecord, change: TableCha
         require_unused(transaction, [file.file_path for file in added])
     first_id = change.first_staged_id if change.first_staged_id is not None else before["last_file_id"] + 1
     if not staged:
-        stage_files(transaction, table, added, first_id)
+        stage_stats(transaction, table, added, first_id)
+    if not staged or change.foreign:
+        # Under others' paths nothing is staged: if this fails, nobody would know whose it was.
+        stage_footers(transaction, added)
     update_table_files(transaction, table, added, first_id, version, commit_id, now)
     seconds = {"update_table_statistics": counted - begun, "update_table_files": tick() - counted}
     record_version(
@@ -369,14 +410,20 @@ def require_unused(reader: Reader, paths: Sequence[str]) -> None:
     for chunk in chunks(paths):
         listed = reader.listed(chunk)
         found = [row_of(schema.table_files, row)["file_path"] for row in reader.all(FILES_BY_PATH, listed)]
-        waiting = reader.one(FILES_AMONG, listed)
-        if found or waiting:
-            path = found[0] if found else waiting[0] if waiting else ""
-            raise PathInUse(
-                "the file belongs to a table already" if found else "the file waits for its removal",
-                on=path,
-                remedy="A file can be added once, to one table",
-            )
+        for path in found:
+            raise _in_use(path, "the file belongs to a table already")
+        for statement, what in (
+            (FILES_AMONG, "the file waits for its removal"),
+            (SEGMENTS_AMONG, "the file is a topic's segment"),
+            (RANGES_AMONG, "the file is a view's"),
+        ):
+            other = reader.one(statement, listed)
+            if other is not None:
+                raise _in_use(other[0], what)
+
+
+def _in_use(path: str, what: str) -> PathInUse:
+    return PathInUse(what, on=path, remedy="A file can be added once, to one table")
 
 
 def _end_files(transaction: Transaction, table: TableRecord, ids: Sequence[int], version: int) -> list[dict[str, Any]]:
@@ -423,6 +470,11 @@ def planned_by_id(reader: Reader, table_id: int, ids: Sequence[int]) -> list[Pla
 def unmeasured_files(reader: Reader, table_id: int, version: int, most: int) -> list[int]:
     """Ids of a version's files that have no statistics; at most that many."""
     return [int(row[0]) for row in reader.all(UNMEASURED_FILES, table_id, version, most)]
+
+
+def added_by_overwrites(reader: Reader, table_id: int, since: int) -> list[PlannedFile]:
+    """Live files that overwrites after a version have added."""
+    return [planned_from(row) for row in reader.all(ADDED_BY_OVERWRITES, table_id, since)]
 
 
 def totals_at(reader: Reader, table_id: int, version: int) -> tuple[int, int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -29,6 +30,20 @@ FILES_AMONG = Statement(
     "paths",
     postgresql=sa.select(_f.file_path).where(among(_f.file_path, "paths", POSTGRESQL)).limit(ONE).offset(ZERO),
 )
+
+
+def _used_by_others(database: str) -> sa.CompoundSelect[Any]:
+    tables = schema.table_files.c.file_path
+    return sa.union_all(
+        sa.select(_f.file_path, sa.literal_column("'waits for its removal'")).where(
+            among(_f.file_path, "paths", database)
+        ),
+        sa.select(tables, sa.literal_column("'belongs to a table'")).where(among(tables, "paths", database)),
+    )
+
+
+#: Paths that something else than a segment has, and what it is.
+USED_BY_OTHERS = Statement(_used_by_others(SQLITE), "paths", postgresql=_used_by_others(POSTGRESQL))
 COUNT_FILES = Statement(
     sa.select(
         sa.func.count(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ _SETTINGS = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.ansi.enabled": "true",
 }
+_PYTHON_ERROR = re.compile(r"[A-Za-z_][\w.]*: ")
 _ICEBERG_SOURCE = "org.apache.iceberg.spark.source.IcebergSource"
 
 
@@ -62,5 +64,14 @@ def reason_of(error: BaseException) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     # Java's outermost message is often only that a job was aborted; its cause says why.
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
-    first = causes[-1] if causes else lines[0] if lines else type(error).__name__
+    if condition == "NOT_NULL_ASSERT_VIOLATION":
+        # The names of the column and of what holds it stand in lines of their own.
+        path = [line for line in lines[1:] if not line.startswith("If the schema")]
+        first = f"{lines[0]} {'.'.join(path)}"
+    elif "Traceback (most recent call last):" in lines:
+        # Of a function of the user's, Python's own last word.
+        own = [line for line in lines if _PYTHON_ERROR.match(line)]
+        first = own[-1] if own else lines[0]
+    else:
+        first = causes[-1] if causes else lines[0] if lines else type(error).__name__
     return f"[{condition}] {first[:300]}" if condition and condition not in first else first[:300]
