@@ -76,7 +76,7 @@ def test_a_worker_killed_at_random_loses_nothing_it_acknowledged(place: Place, s
     chance = random.Random(KILLS)
     told = Told()
     for number in range(KILLS):
-        work_for_a_while(place, number + 1, told, chance.randrange(1, 60))
+        work_for_a_while(place, number + 1, told, chance.randrange(1, 50))
         told.check(book)
     check_that_only_what_counts_is_left(place)
     told.check(book)
@@ -91,15 +91,13 @@ def test_a_worker_killed_at_each_failpoint_leaves_a_sound_table(place: Place, po
     book = place.open()
     create_table(book)
     told = Told()
+    # The second goes on, whatever the first has left.
     for count in (2, 23) if point.startswith("transaction") else (1, 3):
         child = start(place, count, f"{point}=kill@{count}")
         for _ in told.hear(child.facts()):
             pass
         assert child.end() == -signal.SIGKILL
         told.check(book)
-    # The next one goes on, whatever the former left.
-    work_for_a_while(place, 99, told, 12)
-    told.check(book)
     check_that_only_what_counts_is_left(place)
     told.check(book)
 

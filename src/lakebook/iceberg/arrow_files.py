@@ -9,10 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from cachetools import LRUCache, cached
-from pyiceberg.io.pyarrow import pyarrow_to_schema
+from pyiceberg.io.pyarrow import UnsupportedPyArrowTypeException, pyarrow_to_schema
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.name_mapping import create_mapping_from_schema
+from pyiceberg.table.sorting import NullOrder, SortDirection, SortOrder
 from pyiceberg.typedef import Record
 from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
 
@@ -26,6 +27,7 @@ from lakebook.iceberg.schemas import (
     leaf_fields,
     schema_from,
     walk,
+    with_changes,
 )
 from lakebook.names import shown
 from lakebook.predicates import FLOATING
@@ -63,9 +65,10 @@ def aligned(data: pa.Table, schema: Schema) -> pa.Table:
     plain, marked, _ = _plain_and_marked(schema)
     if _without_metadata(data.schema) == plain:
         return data.cast(marked)
-    check_writable_from(schema, schema_from(data.schema))
+    incoming = schema_from(data.schema)
+    check_writable_from(schema, incoming)
+    given = Schema(*_numbered(incoming.fields, schema.fields))
     try:
-        given = pyarrow_to_schema(_without_metadata(data.schema), create_mapping_from_schema(schema))
         batches = [_projected(schema, given, batch, plain) for batch in data.to_batches()]
         return pa.Table.from_batches(batches, plain).cast(marked)
     except (ValueError, TypeError, pa.ArrowException) as error:
@@ -76,28 +79,73 @@ def aligned(data: pa.Table, schema: Schema) -> pa.Table:
         ) from None
 
 
+def _numbered(given: Sequence[NestedField], table: Sequence[NestedField]) -> list[NestedField]:
+    """Fields with the ids that the table's of the same names have, at every depth."""
+    known = {field.name: field for field in table}
+    return [
+        with_changes(
+            field,
+            field_id=known[field.name].field_id,
+            field_type=_numbered_type(field.field_type, known[field.name].field_type),
+        )
+        for field in given
+    ]
+
+
+def _numbered_type(given: Any, table: Any) -> IcebergType:
+    if isinstance(given, StructType):
+        return StructType(*_numbered(given.fields, table.fields))
+    if isinstance(given, ListType):
+        element = _numbered_type(given.element_type, table.element_type)
+        return ListType(table.element_id, element, element_required=given.element_required)
+    if isinstance(given, MapType):
+        key = _numbered_type(given.key_type, table.key_type)
+        value = _numbered_type(given.value_type, table.value_type)
+        return MapType(table.key_id, key, table.value_id, value, value_required=given.value_required)
+    kind: IcebergType = given
+    return kind
+
+
 def partitions_of(data: pa.Table, spec: PartitionSpec, schema: Schema) -> Iterator[tuple[Record, pa.Table]]:
     """The rows of each partition."""
     if spec.is_unpartitioned():
         yield Record(), data
         return
     # Not by PyIceberg: by its comparisons NaN is in no partition, and it finds nested columns by names with dots.
-    paths = {field.field_id: path for path, field, _ in walk(schema.fields)}
-    columns = []
-    for field in spec.fields:
-        path = paths[field.source_id]
-        values: pa.ChunkedArray = data.column(path[0])
-        for position, name in enumerate(path[1:], 1):
-            kind: Any = field_at(schema.fields, path[:position]).field_type
-            values = pc.struct_field(values, [[child.name for child in kind.fields].index(name)])
-        source = schema.find_field(field.source_id).field_type
-        columns.append(field.transform.pyarrow_transform(source)(values.combine_chunks()))
+    columns = [_transformed(data, schema, field) for field in spec.fields]
     keys = [_key(column) for column in columns]
     names = [str(number) for number in range(len(keys))]
     rows = pa.table([*keys, pa.array(range(data.num_rows), pa.int64())], names=[*names, "row"])
     for found in rows.group_by(names).aggregate([("row", "list")]).column("row_list"):
         record = Record(*(column[found[0].as_py()].as_py() for column in columns))
         yield record, data.take(found.values).combine_chunks()
+
+
+def _transformed(data: pa.Table, schema: Schema, field: Any) -> pa.Array:
+    """The values of a field of a partition spec or a sort order."""
+    path = next(path for path, found, _ in walk(schema.fields) if found.field_id == field.source_id)
+    values: pa.ChunkedArray = data.column(path[0])
+    for position, name in enumerate(path[1:], 1):
+        kind: Any = field_at(schema.fields, path[:position]).field_type
+        values = pc.struct_field(values, [[child.name for child in kind.fields].index(name)])
+    source = schema.find_field(field.source_id).field_type
+    return field.transform.pyarrow_transform(source)(values.combine_chunks())
+
+
+def sorted_rows(data: pa.Table, order: SortOrder, schema: Schema) -> pa.Table:
+    """The rows in the table's order, nulls where it says."""
+    keys: dict[str, pa.Array] = {}
+    directions = []
+    for number, field in enumerate(order.fields):
+        values = _transformed(data, schema, field)
+        down = field.direction == SortDirection.DESC
+        # Where nulls go is said for all keys of a sort at once; here each has its own say.
+        keys[f"null {number}"] = values.is_null().cast(pa.int8())
+        keys[str(number)] = values.storage if isinstance(values, pa.ExtensionArray) else values
+        first = field.null_order == NullOrder.NULLS_FIRST
+        directions += [(f"null {number}", "descending" if first else "ascending")]
+        directions += [(str(number), "descending" if down else "ascending")]
+    return data.take(pc.sort_indices(pa.table(keys), sort_keys=directions))
 
 
 def _key(column: pa.Array) -> pa.Array:
@@ -159,8 +207,9 @@ def file_schema(columns: pa.Schema, names: Schema) -> Schema:
     try:
         if has_field_ids(columns):
             return pyarrow_to_schema(columns)
-        return pyarrow_to_schema(_without_metadata(columns), create_mapping_from_schema(names))
-    except (ValueError, TypeError, pa.ArrowException) as error:
+        plain = pa.schema([_unmarked(field) for field in columns])
+        return pyarrow_to_schema(plain, create_mapping_from_schema(names))
+    except (ValueError, TypeError, pa.ArrowException, UnsupportedPyArrowTypeException) as error:
         raise InvalidFile(
             f"its columns cannot be mapped to the table's ({shown(str(error))})",
             on="file",

@@ -14,6 +14,7 @@ from types import TracebackType
 from lakebook import failpoints
 from lakebook.errors import CommitOutcomeUnknown, LakebookError
 from lakebook.lake.lake import Lake
+from lakebook.registry.commits import require_open
 from lakebook.registry.file_stats import DELETE_STATS_BETWEEN
 from lakebook.registry.inserts import DELETE_STAGED_FOOTERS, NOTE_IDS, NOTE_SWEPT, open_insert
 from lakebook.registry.table_files import (
@@ -105,6 +106,7 @@ class Attempt:
         number = len(change.added)
 
         def reserve(transaction: Transaction) -> int:
+            require_open(transaction, self.commit_id)
             first = reserve_file_ids(transaction, self.table, number)
             transaction.run(NOTE_IDS, first, first + number - 1, self.commit_id)
             return first
@@ -120,6 +122,7 @@ class Attempt:
         return replace(change, first_staged_id=first)
 
     def _stage_chunk(self, transaction: Transaction, files: Sequence[NewFile], first_id: int) -> None:
+        require_open(transaction, self.commit_id)
         stage_stats(transaction, self.table, files, first_id)
         if self.writes:
             stage_footers(transaction, files)

@@ -11,6 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lakebook.errors import LakebookError
+from lakebook.iceberg.arrow_files import file_schema
+from lakebook.iceberg.bounds import NOTHING
+from lakebook.iceberg.schemas import leaf_fields, schema_from_json
+from lakebook.iceberg.statistics import footer_columns, stats_from_footer
 from lakebook.lake.attempts import DATA
 from lakebook.lake.cleaning import Cleaner, LeaseWatch
 from lakebook.lake.footer_store import mend_footer, read_footer
@@ -18,7 +22,7 @@ from lakebook.lake.footers import open_footer, upgraded
 from lakebook.lake.formats import FORMATS
 from lakebook.lake.lake import Lake
 from lakebook.lake.leasing import READS
-from lakebook.registry.file_stats import DELETE_STATS_BETWEEN
+from lakebook.registry.file_stats import DELETE_STATS_BETWEEN, stats_of_files
 from lakebook.registry.footers import delete_partition_metadata_batch, load_footers
 from lakebook.registry.inserts import EVERY_INSERT, STAGED_RANGES, known_paths
 from lakebook.registry.stream_checks import Finding
@@ -27,12 +31,14 @@ from lakebook.registry.table_checks import (
     check_tables,
     dangling_footers,
     dangling_stats,
+    files_short_of_stats,
     files_to_check,
     mend_totals,
     present_files,
+    schema_versions,
 )
 from lakebook.registry.table_files import CHUNK, chunks, files_by_path
-from lakebook.registry.tables import EVERY_TABLE
+from lakebook.registry.tables import EVERY_TABLE, GET_TABLE_BY_ID, table_from
 from lakebook.registry.transactions import Reader, Transaction
 from lakebook.spark.jobs import check_on_executors
 
@@ -77,6 +83,7 @@ def verify_tables(
     result.unfinished += unfinished
     result.checked |= counts
     result.findings += lake.registry.in_snapshot(lambda reader: list(_dangling(reader)))
+    result.findings += lake.registry.in_snapshot(lambda reader: list(_short_of_stats(reader)))
     if files:
         progress("data files")
         result.checked["data_files"] = _check_files(lake, result.findings, spark)
@@ -102,6 +109,14 @@ def _dangling(reader: Reader) -> Iterator[Finding]:
     for table_id, file_id in dangling_stats(reader):
         if not _is_staged(ranges, table_id, file_id):
             yield Finding("statistics", f"table {table_id}, file {file_id}", "statistics of a file that is not known")
+
+
+def _short_of_stats(reader: Reader) -> Iterator[Finding]:
+    """Files that lack a row of statistics for a column: a plan would take it for one of nulls alone."""
+    for table_id, schema_version, schema in schema_versions(reader):
+        plain = [leaf for leaf in leaf_fields(schema_from_json(schema)) if not leaf.in_collection]
+        for path in files_short_of_stats(reader, table_id, schema_version, len(plain)):
+            yield Finding("statistics", path, "its column statistics are gone")
 
 
 def _is_staged(ranges: list[tuple[Any, ...]], table_id: int, file_id: int) -> bool:
@@ -199,9 +214,34 @@ def _wrong_footers(lake: Lake, files: list[FileToCheck]) -> Iterator[Finding]:
             theirs = read_footer(lake.store, file.file_path, file.file_size)
             if record.partition_format_version == 2 and ours != theirs:
                 yield Finding("footers", file.file_path, "the stored footer differs from the file's")
-        except (LakebookError, OSError, ValueError, EOFError) as error:
+            elif _contradicts(lake, file, ours):
+                yield Finding("statistics", file.file_path, "its column statistics contradict its footer")
+        except Exception as error:  # noqa: BLE001 - whatever a parser says of a damaged file
             what = error.what if isinstance(error, LakebookError) else str(error)
             yield Finding("footers", file.file_path, f"its rows cannot be counted ({what})")
+
+
+def _contradicts(lake: Lake, file: FileToCheck, footer: bytes) -> bool:
+    """Whether bounds leave out values that the footer says are there."""
+    table = lake.registry.read_with(lambda reader: reader.one(GET_TABLE_BY_ID, file.table_id))
+    if table is None or not file.has_statistics:
+        return False
+    opened = open_footer(footer, on=file.file_path)
+    names = lake.shape_of(table_from(table), file.schema_version).schema
+    columns = footer_columns(opened, file_schema(opened.schema.to_arrow_schema(), names))
+    if columns is None:
+        return False
+    fields = sorted(columns.indexes())
+    stats = lake.registry.read_with(lambda reader: stats_of_files(reader, file.table_id, [file.id], fields))
+    for found in stats_from_footer(columns):
+        kept = stats.get((file.id, found.field_id))
+        if kept is None:
+            continue
+        below = found.lower is not None and kept.lower is not None and kept.lower > found.lower
+        above = found.upper is not None and kept.upper is not None and kept.upper < found.upper
+        if below or above or (kept.width == NOTHING and found.lower is not None):
+            return True
+    return False
 
 
 def _check_objects(lake: Lake, result: Checked) -> int:
@@ -221,7 +261,8 @@ def _check_objects(lake: Lake, result: Checked) -> int:
     for path, what in suspects:
         attempt = attempts.get(_folder_of(path))
         if attempt is None:
-            if lake.store.size(path) is not None and not _known_now(lake, path):
+            # In this order: what is forgotten between the two looks is gone by then.
+            if not _known_now(lake, path) and lake.store.size(path) is not None:
                 result.findings.append(Finding("orphans", path, what))
         else:
             left[attempt[0]] = left.get(attempt[0], 0) + 1

@@ -196,8 +196,8 @@ def add_files(
 ) -> InsertReport:
     """Take files that lie in the warehouse already. If it fails nothing is deleted."""
     summary = check_properties(properties)
-    if isinstance(paths, str):
-        raise InvalidFile("give a list of paths", on=table.shown)
+    if not isinstance(paths, Sequence) or isinstance(paths, (str, bytes)):
+        raise InvalidFile(f"{shown(paths)} is not a list of paths", on=table.shown)
     relative = [check_path(path) for path in paths]
     if len(set(relative)) != len(relative):
         raise InvalidFile("a path is named twice", on=table.shown)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from lakebook.errors import InvalidTable
+from lakebook.errors import InvalidFile, InvalidTable, LakebookError
 from lakebook.iceberg.schemas import schema_to_json, walk
 from lakebook.iceberg.staging import DATA, spark_type, spark_type_named
 from lakebook.lake.attempts import Attempt
@@ -72,7 +72,15 @@ class JsonFormat:
         )
 
     def adopt(self, lake: Lake, shape: TableShape, paths: Sequence[str]) -> list[NewFile]:
-        """Measure files that others wrote."""
+        """Measure files that others wrote, and read them once: what cannot be read is refused now."""
+        for path in paths:
+            try:
+                for _ in read_json_rows(lake.store, path, shape.schema, shape.schema):
+                    pass
+            except LakebookError:
+                raise
+            except Exception as error:
+                raise InvalidFile(f"it is not JSON of the table's rows ({shown(str(error))})", on=path) from error
         return _json_files(lake, shape, paths)
 
     def read(self, spark: SparkSession, plan: Plan, lease: Lease) -> DataFrame:  # noqa: ARG002

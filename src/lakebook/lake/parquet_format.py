@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lakebook import failpoints
-from lakebook.errors import IncompatibleSchema, InvalidFile, LakebookError
+from lakebook.errors import IncompatibleSchema, InvalidFile, LakebookError, ObjectNotFound
 from lakebook.iceberg.arrow_files import (
     aligned,
     check_foreign,
@@ -22,6 +22,7 @@ from lakebook.iceberg.arrow_files import (
     partitions_of,
     plain_schema,
     projected,
+    sorted_rows,
 )
 from lakebook.iceberg.bounds import ColumnBounds
 from lakebook.iceberg.partitioning import partition_path, partition_to_json
@@ -97,7 +98,7 @@ class ParquetFormat:
         if not rows.num_rows:
             return []
         if not shape.order.is_unsorted:
-            rows = _sorted(rows, shape)
+            rows = sorted_rows(rows, shape.order, shape.schema)
         written = [
             _write_file(lake, attempt, shape, part, record)
             for record, part in partitions_of(rows, shape.spec, shape.schema)
@@ -172,24 +173,14 @@ def _remove_staging(lake: Lake, folder: str, files: Sequence[NewFile]) -> None:
         lake.store.delete(sidecars)
 
 
-def _sorted(rows: pa.Table, shape: TableShape) -> pa.Table:
-    """The rows in the table's order, as far as it is of plain columns."""
-    keys = []
-    for term in shape.order.fields:
-        column = shape.schema.find_field(term.source_id)
-        if str(term.transform) != "identity" or column.name not in rows.column_names:
-            break
-        keys.append((column.name, "ascending" if term.direction.name == "ASC" else "descending"))
-    return rows.sort_by(keys) if keys else rows
-
-
 def _write_file(lake: Lake, attempt: Attempt, shape: TableShape, rows: pa.Table, record: Any) -> WrittenFile:
     path = f"{attempt.folder}/{new_id()}.parquet"
     codec = {"none": "NONE", "lz4": "LZ4"}.get(shape.compression, shape.compression)
     with lake.store.create(path) as stream:
         pq.write_table(rows, stream, compression=codec, store_schema=False, write_page_index=False)
     size = lake.store.size(path)
-    assert size is not None
+    if size is None:
+        raise ObjectNotFound("the file that was just written is gone", on=path, remedy="Was this insert fenced?")
     opened = open_footer(read_footer(lake.store, path, size), on=path)
     columns = footer_columns(opened, shape.schema)
     stats = None if columns is None else stats_from_footer(columns, nan_counts(rows, shape.schema), ours=True)

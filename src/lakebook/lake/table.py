@@ -30,6 +30,7 @@ from lakebook.names import shown
 from lakebook.pages import Page, check_limit, page_of
 from lakebook.registry.history import TableVersion, list_versions
 from lakebook.registry.leases import resolve_version
+from lakebook.registry.schema import MAX_BIGINT
 from lakebook.registry.tables import (
     TableMetadata,
     TableRecord,
@@ -209,6 +210,8 @@ class Table:
     def history(self, *, limit: int = 1000, after: int | None = None) -> Page[TableVersion]:
         """The versions that are kept, the newest first."""
         check_limit(limit)
+        if after is not None and (not isinstance(after, int) or abs(after) > MAX_BIGINT):
+            raise InvalidInput(f"{shown(after)} is not a version", on=self._record.shown)
         found = self._lake.registry.read_with(lambda reader: list_versions(reader, self._record.id, after, limit + 1))
         return page_of(found, limit, lambda item: item.version)
 

@@ -118,6 +118,8 @@ class Tables:
         check_name("namespace", namespace)
         if prefix not in ("", ".", ".."):
             check_name("table", prefix)
+        if after is not None:
+            check_name("table", after)
         check_limit(limit)
         found = self._lake.registry.read_with(
             lambda reader: list_tables(reader, namespace, after or "", prefix, limit + 1)
@@ -153,6 +155,8 @@ class Tables:
 
     def list_namespaces(self, *, limit: int = PAGE_SIZE, after: str | None = None) -> Page[Namespace]:
         """The namespaces, in the order of their names."""
+        if after is not None:
+            check_name("namespace", after)
         check_limit(limit)
         found = self._lake.registry.read_with(lambda reader: list_namespaces(reader, after or "", limit + 1))
         return page_of(found, limit, lambda namespace: namespace.name)

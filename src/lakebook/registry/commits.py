@@ -16,6 +16,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.ext.compiler import compiles
 
+from lakebook.errors import CommitAborted
 from lakebook.registry import schema
 from lakebook.registry.statements import ZERO, Statement, bind, insert_into
 from lakebook.registry.transactions import Transaction
@@ -80,6 +81,7 @@ ABORT_OPEN = Statement(
     "now",
     "commit_id",
 )
+SHARE_COMMIT = Statement(sa.select(_c.state).where(_c.id == bind("commit_id")).with_for_update(read=True), "commit_id")
 STATE_OF_COMMIT = Statement(sa.select(_c.state).where(_c.id == bind("commit_id")), "commit_id")
 # The time of the statement, not of the transaction; as the clock reads, in milliseconds.
 DATABASE_NOW = Statement(sa.text("SELECT CAST(floor(extract(epoch FROM clock_timestamp()) * 1000) AS bigint)"))
@@ -107,6 +109,13 @@ def open_commit_row(transaction: Transaction, commit_id: str, kind: str) -> None
     """Open a commit row as part of a transaction."""
     now = transaction.clock.now_ms()
     transaction.run(INSERT_COMMIT, commit_id, kind, "open", transaction.epoch, owner(), now, None)
+
+
+def require_open(transaction: Transaction, commit_id: str) -> None:
+    """Refuse to go on with a commit that was fenced; whoever would fence it waits for this transaction."""
+    row = transaction.one(SHARE_COMMIT, commit_id)
+    if row is None or row[0] != "open":
+        raise CommitAborted("it was fenced", on=f"commit {commit_id}", remedy="Begin again with a new commit")
 
 
 def abort_commit(transaction: Transaction, commit_id: str) -> None:

@@ -499,8 +499,8 @@ table_files = sa.Table(
         "table_id",
         "to_version",
         "id",
-        sqlite_where=sa.text("to_version IS NOT NULL"),
-        postgresql_where=sa.text("to_version IS NOT NULL"),
+        sqlite_where=sa.text("to_version IS NOT NULL AND retired_at IS NULL"),
+        postgresql_where=sa.text("to_version IS NOT NULL AND retired_at IS NULL"),
     ),
     sa.Index(
         "idx_table_files_unmeasured",

@@ -138,12 +138,26 @@ RETIRED_BUT_READABLE = Statement(
     .select_from(schema.table_files.join(schema.table_horizons, schema.table_horizons.c.table_id == _f.table_id))
     .where(_f.retired_at.is_not(None), _f.to_version > schema.table_horizons.c.min_readable)
 )
-WITHOUT_STATS = Statement(
-    sa.select(_f.file_path)
+# How many columns each file has statistics of; partition fields, which are negative, apart.
+STATS_PER_FILE = Statement(
+    sa.select(
+        _f.table_id,
+        _f.schema_version,
+        _f.file_path,
+        sa.func.coalesce(sa.func.sum(sa.case((_c.field_id > ZERO, ONE), else_=ZERO)), ZERO),
+    )
     .select_from(
         schema.table_files.outerjoin(schema.file_column_stats, sa.and_(_c.table_id == _f.table_id, _c.file_id == _f.id))
     )
-    .where(_f.has_statistics, _c.file_id.is_(None))
+    .where(_f.has_statistics, _f.table_id == bind("of_table"), _f.schema_version == bind("of_schema_version"))
+    .group_by(_f.table_id, _f.schema_version, _f.file_path)
+    .having(sa.func.coalesce(sa.func.sum(sa.case((_c.field_id > ZERO, ONE), else_=ZERO)), ZERO) != bind("columns")),
+    "of_table",
+    "of_schema_version",
+    "columns",
+)
+SCHEMA_VERSIONS = Statement(
+    sa.select(schema.table_metadata.c.table_id, schema.table_metadata.c.schema_version, schema.table_metadata.c.schema)
 )
 LEASES_BELOW = Statement(
     sa.select(schema.leases.c.id, schema.leases.c.version, schema.table_horizons.c.min_readable)
@@ -161,6 +175,8 @@ FILES_TO_CHECK = Statement(
         _f.file_type,
         _f.row_count,
         _f.checksum,
+        _f.schema_version,
+        _f.has_statistics,
         _w.state,
     )
     .select_from(schema.table_files.outerjoin(schema.temporary_files, _w.file_path == _f.file_path))
@@ -231,6 +247,8 @@ class FileToCheck:
     file_type: str
     row_count: int
     checksum: str
+    schema_version: int
+    has_statistics: bool
     #: `waiting` or `deleting`, where it is retired.
     state: str | None
 
@@ -245,7 +263,6 @@ def check_tables(reader: Reader) -> tuple[list[Finding], list[str], dict[str, in
         (WAITING_BUT_USED, "files", "it waits for its removal, but a version still has it"),
         (RETIRED_BUT_NOT_WAITING, "files", "it is retired, but does not wait for its removal"),
         (RETIRED_BUT_READABLE, "files", "it is retired, but a version that can be read has it"),
-        (WITHOUT_STATS, "statistics", "its column statistics are gone"),
     ):
         found += [Finding(check, path, what) for (path,) in reader.all(statement)]
     for path, rows, stored, size, stored_size in reader.all(WRONG_FOOTER):
@@ -290,6 +307,19 @@ def _check_totals(reader: Reader, found: list[Finding], unfinished: list[str]) -
                     f" it is at {version} and {least} can be read",
                 )
             )
+
+
+def files_short_of_stats(reader: Reader, table_id: int, schema_version: int, columns: int) -> list[str]:
+    """Files of a schema version that have not statistics of that many columns."""
+    return [row[2] for row in reader.all(STATS_PER_FILE, table_id, schema_version, columns)]
+
+
+def schema_versions(reader: Reader) -> list[tuple[int, int, Any]]:
+    """Every schema that a table has had, by table and schema version."""
+    return [
+        (row[0], row[1], orjson.loads(row[2]) if isinstance(row[2], str) else row[2])
+        for row in reader.all(SCHEMA_VERSIONS)
+    ]
 
 
 def dangling_footers(reader: Reader) -> Iterator[str]:

@@ -129,8 +129,8 @@ def upgrade() -> None:
         "idx_table_files_ended",
         "table_files",
         ["table_id", "to_version", "id"],
-        sqlite_where=sa.text("to_version IS NOT NULL"),
-        postgresql_where=sa.text("to_version IS NOT NULL"),
+        sqlite_where=sa.text("to_version IS NOT NULL AND retired_at IS NULL"),
+        postgresql_where=sa.text("to_version IS NOT NULL AND retired_at IS NULL"),
     )
     op.create_index(
         "idx_table_files_unmeasured",
