@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import sqlalchemy as sa
 
-from books import POSTGRESQL, Postgres
+from books import MEMORY, POSTGRESQL, Postgres
 from lakebook import Book
 from lakebook.iceberg.arrow_files import plain_schema
 from lakebook.iceberg.schemas import arrow_schema
@@ -23,6 +23,9 @@ from lakebook.registry import schema
 from lakebook.registry.changes import row_of
 
 PATIENCE = 60
+
+#: For tests of what no registry knows of: bytes, Arrow, threads, time. One kind of book is enough for them.
+in_memory = pytest.mark.parametrize("place", [MEMORY], indirect=True)
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from lakebook import Book
 from lakebook.cli.main import cli
 from lakebook.config import load_settings
 from lakebook.registry.databases import database_for
-from lakebook.registry.migrate import migrate_to
+from lakebook.registry.migrate import HEAD, REVISIONS, migrate_to
 
 Run = Callable[..., Result]
 
@@ -129,5 +129,5 @@ def test_migrate_applies_what_is_missing(postgres: Postgres) -> None:
     url = postgres.new_database(with_book=False)
     migrate_to(database_for(load_settings(url, {"warehouse": postgres.warehouse})), "0001")
     result = CliRunner().invoke(cli, ["-b", url, "--warehouse", postgres.warehouse, "migrate", "--json"])
-    assert json.loads(result.stdout) == {"before": "0001", "after": "0002", "applied": ["0002"]}
+    assert json.loads(result.stdout) == {"before": "0001", "after": HEAD, "applied": list(REVISIONS[1:])}
     postgres.drop(url)

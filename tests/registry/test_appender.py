@@ -12,7 +12,19 @@ import pyarrow as pa
 import pytest
 
 from books import Place
-from lake import PATIENCE, check_totals, files_of, ids, insert, numbers, objects, own_warehouse, records, rows_of  # noqa: F401
+from lake import (  # noqa: F401
+    PATIENCE,
+    check_totals,
+    files_of,
+    ids,
+    in_memory,
+    insert,
+    numbers,
+    objects,
+    own_warehouse,
+    records,
+    rows_of,
+)
 from lakebook import Book, failpoints
 from lakebook.errors import InvalidInput, LakebookError, RegistryBusy, StorageRefused, TableNotFound
 from lakebook.lake.appender import Appender
@@ -32,9 +44,9 @@ class Reports:
             self.all.append(report)
             self._changed.notify_all()
 
-    def wait_for(self, number: int, patience: float = PATIENCE) -> bool:
+    def wait_for(self, number: int) -> bool:
         with self._changed:
-            return self._changed.wait_for(lambda: len(self.all) >= number, patience)
+            return self._changed.wait_for(lambda: len(self.all) >= number, PATIENCE)
 
     @property
     def rows(self) -> list[int]:
@@ -59,6 +71,7 @@ class Fails:
 # --- rotation ------------------------------------------------------------------
 
 
+@in_memory
 def test_rows_become_files_by_their_number(book: Book) -> None:
     table = numbers(book, "t")
     reports = Reports()
@@ -73,6 +86,7 @@ def test_rows_become_files_by_their_number(book: Book) -> None:
     assert book.verify().ok
 
 
+@in_memory
 def test_rows_become_files_by_their_size(book: Book) -> None:
     table = book.tables.create("t", "id BIGINT, text STRING")
     reports = Reports()
@@ -102,7 +116,7 @@ def test_files_that_wait_for_others_are_committed_by_their_age_too(book: Book) -
     reports = Reports()
     with table.appender(max_rows=2, max_age=0.2, files_per_commit=5, on_commit=reports) as appender:
         appender.append([{"id": 1}, {"id": 2}])
-        assert reports.wait_for(1, patience=10), "the rows are in a file that nobody commits"
+        assert reports.wait_for(1), "the rows are in a file that nobody commits"
         assert ids(table) == [1, 2]
 
 
@@ -120,6 +134,7 @@ def test_several_files_go_into_one_commit(book: Book) -> None:
     assert book.verify().ok
 
 
+@in_memory
 def test_rows_of_a_partitioned_table_become_a_file_each(book: Book) -> None:
     table = book.tables.create("t", "id BIGINT, k STRING", partition_by=["k"], sort_by=["id desc"])
     with table.appender(max_rows=4) as appender:
@@ -130,6 +145,7 @@ def test_rows_of_a_partitioned_table_become_a_file_each(book: Book) -> None:
     assert table.to_arrow("k = 'a'").column("id").to_pylist() == [2, 0, 6, 4]
 
 
+@in_memory
 def test_flush_writes_what_there_is_and_says_so(book: Book) -> None:
     table = numbers(book, "t")
     with table.appender(properties={"job": "stream"}) as appender:
@@ -145,6 +161,7 @@ def test_flush_writes_what_there_is_and_says_so(book: Book) -> None:
     assert table.version == 1
 
 
+@in_memory
 def test_arrow_tables_batches_and_records_can_be_mixed(book: Book) -> None:
     table = book.tables.create("t", "id BIGINT, d DOUBLE, s STRUCT<a: INT, l: ARRAY<INT>>")
     with table.appender() as appender:
@@ -187,6 +204,7 @@ def test_many_threads_may_append_at_once(book: Book) -> None:
 # --- ending --------------------------------------------------------------------
 
 
+@in_memory
 def test_close_writes_the_rest_and_nothing_can_be_appended_after_it(book: Book) -> None:
     table = numbers(book, "t")
     appender = table.appender()
@@ -202,6 +220,7 @@ def test_close_writes_the_rest_and_nothing_can_be_appended_after_it(book: Book) 
     assert book.verify().ok
 
 
+@in_memory
 def test_abandon_leaves_nothing_but_what_was_committed(book: Book) -> None:
     table = numbers(book, "t")
     appender = table.appender(max_rows=2, files_per_commit=3)
@@ -216,6 +235,7 @@ def test_abandon_leaves_nothing_but_what_was_committed(book: Book) -> None:
     assert book.verify().ok
 
 
+@in_memory
 def test_an_error_in_the_block_gives_up_what_was_not_committed(book: Book) -> None:
     table = numbers(book, "t")
 
@@ -235,6 +255,7 @@ def test_an_error_in_the_block_gives_up_what_was_not_committed(book: Book) -> No
 # --- failures ------------------------------------------------------------------
 
 
+@in_memory
 def test_rows_that_were_taken_are_kept_and_the_next_append_tells_that_they_are_not_written(book: Book) -> None:
     table = numbers(book, "t")
     appender = table.appender(max_rows=2)
@@ -253,6 +274,7 @@ def test_rows_that_were_taken_are_kept_and_the_next_append_tells_that_they_are_n
     assert book.verify().ok
 
 
+@in_memory
 def test_a_close_that_fails_can_be_tried_again(book: Book) -> None:
     table = numbers(book, "t")
     appender = table.appender()
@@ -271,6 +293,7 @@ def test_a_close_that_fails_can_be_tried_again(book: Book) -> None:
     assert book.verify().ok
 
 
+@in_memory
 def test_a_flush_that_fails_can_be_tried_again(book: Book) -> None:
     table = numbers(book, "t")
     with table.appender() as appender:
@@ -312,6 +335,7 @@ def test_a_passing_failure_in_the_background_surfaces_once_and_no_row_is_lost(bo
     assert book.verify().ok
 
 
+@in_memory
 def test_a_lasting_failure_in_the_background_surfaces_once_and_the_rows_are_kept(book: Book) -> None:
     table = numbers(book, "t")
     appender = table.appender(max_age=0.05)
@@ -326,6 +350,7 @@ def test_a_lasting_failure_in_the_background_surfaces_once_and_the_rows_are_kept
     assert book.verify().ok
 
 
+@in_memory
 def test_close_after_a_failure_in_the_background_loses_no_row(book: Book) -> None:
     table = numbers(book, "t")
     fails = Fails(1, StorageRefused("the disk is full", on="test"))
@@ -341,6 +366,7 @@ def test_close_after_a_failure_in_the_background_loses_no_row(book: Book) -> Non
     assert ids(table) == [1]
 
 
+@in_memory
 def test_an_error_in_the_callers_report_does_not_stop_the_appender(book: Book) -> None:
     table = numbers(book, "t")
     reports = Reports()
@@ -359,11 +385,12 @@ def test_an_error_in_the_callers_report_does_not_stop_the_appender(book: Book) -
     except Exception as error:  # noqa: BLE001 - whichever way it is told
         surfaced.append(error)
         appender.append({"id": 2})
-    assert reports.wait_for(2, patience=10), "rows are no longer written by their age"
+    assert reports.wait_for(2), "rows are no longer written by their age"
     appender.close()
     assert ids(table) == [1, 2]
 
 
+@in_memory
 def test_an_appender_of_a_dropped_table_says_so(book: Book) -> None:
     table = numbers(book, "t")
     appender = table.appender()
@@ -379,6 +406,7 @@ def test_an_appender_of_a_dropped_table_says_so(book: Book) -> None:
 # --- what is refused -----------------------------------------------------------
 
 
+@in_memory
 def test_a_bad_record_is_refused_with_nothing_taken(book: Book) -> None:
     table = book.tables.create("t", "id INT NOT NULL, d DECIMAL(5, 2), day DATE, s STRUCT<a: INT NOT NULL, b: STRING>")
     good = {"id": 1}
@@ -418,6 +446,7 @@ def test_a_bad_record_is_refused_with_nothing_taken(book: Book) -> None:
     assert book.verify().ok
 
 
+@in_memory
 def test_no_value_is_changed_to_make_it_fit(book: Book) -> None:
     table = book.tables.create("t", "id INT, d DECIMAL(5, 2), f FLOAT, s STRUCT<a: INT>")
     changed: list[Any] = []
@@ -429,6 +458,7 @@ def test_no_value_is_changed_to_make_it_fit(book: Book) -> None:
     assert table.count() == 0
 
 
+@in_memory
 def test_settings_that_cannot_be_are_refused(book: Book) -> None:
     table = numbers(book, "t")
     bad: list[dict[str, Any]] = [

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from books import Place
+from books import Place, describe
 from lake import (
     check_totals,
     files_of,
     ids,
+    in_memory,
     insert,
     lay,
     numbers,
@@ -140,6 +141,7 @@ def test_a_table_may_have_a_policy_of_its_own(place: Place, clock: ManualClock) 
     assert book.verify().ok
 
 
+@in_memory
 def test_one_table_can_be_expired_alone(timed: Book, clock: ManualClock) -> None:
     one, other = emptied(timed, clock, "one"), emptied(timed, clock, "other")
     result = timed.cleaner.expire(one.record, seconds=0, versions=1)
@@ -148,6 +150,7 @@ def test_one_table_can_be_expired_alone(timed: Book, clock: ManualClock) -> None
     assert versions(other) == [0, 1, 2, 3, 4]
 
 
+@in_memory
 def test_a_policy_that_keeps_nothing_is_refused(timed: Book) -> None:
     table = numbers(timed, "t", [1])
     policies: list[dict[str, Any]] = [{"versions": 0}, {"versions": -1}, {"seconds": -1}, {"seconds": -0.1}]
@@ -250,6 +253,7 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(timed: Book, clock: 
     assert timed.verify().ok
 
 
+@in_memory
 def test_deleting_what_is_gone_is_fine(timed: Book, clock: ManualClock) -> None:
     table = emptied(timed, clock)
     retire(timed, clock)
@@ -359,6 +363,24 @@ def test_files_of_others_go_too_once_a_table_has_taken_and_ended_them(timed: Boo
     assert timed.verify().ok
 
 
+def test_files_of_segments_that_were_let_go_are_deleted_as_well(timed: Book, clock: ManualClock) -> None:
+    timed.metadata.create_topic("orders", 1)
+    for path in ("topics/a.parquet", "topics/b.parquet"):
+        lay(timed, path, b"segment")
+    timed.metadata.add_segments(
+        [describe(base=0, s3_key="topics/a.parquet"), describe(base=100, s3_key="topics/b.parquet")]
+    )
+    timed.metadata.delete_segments_before("orders", 0, 100)
+    assert timed.cleaner.delete_expired_temporary_files().files == 0
+    clock.advance(GRACE + 1)
+    assert timed.cleaner.delete_expired_temporary_files(dry_run=True).files == 1
+    result = timed.cleaner.delete_expired_temporary_files()
+    assert (result.files, result.failed) == (1, [])
+    assert objects(timed) == ["topics/b.parquet"]
+    assert waiting(timed) == []
+    assert timed.verify().ok
+
+
 def test_folders_that_have_become_empty_go_and_the_warehouse_stays(shared_place: Place, clock: ManualClock) -> None:
     book = shared_place.open(clock=clock, temporary_file_grace=0)
     emptied(book, clock)
@@ -396,6 +418,7 @@ def test_a_dropped_table_is_emptied_and_its_rows_vanish(timed: Book, clock: Manu
     assert timed.verify().unfinished == ()
 
 
+@in_memory
 def test_a_dropped_table_without_files_vanishes_at_once(timed: Book, clock: ManualClock) -> None:
     numbers(timed, "t")
     timed.tables.drop("t")
@@ -421,6 +444,7 @@ def test_a_dropped_table_is_emptied_in_batches(
     assert records(timed, schema.tables) == []
 
 
+@in_memory
 def test_files_that_were_retired_before_their_table_was_dropped_go_with_it(timed: Book, clock: ManualClock) -> None:
     table = emptied(timed, clock)
     insert(table, {"id": 9})
@@ -472,6 +496,7 @@ def test_an_insert_that_is_silent_for_long_is_fenced_and_swept(timed: Book, cloc
     assert timed.verify().ok
 
 
+@in_memory
 def test_an_insert_that_says_it_is_alive_is_left_alone(timed: Book, clock: ManualClock) -> None:
     table = numbers(timed, "t")
     with Attempt(timed.lake, table.record) as attempt:
@@ -578,6 +603,7 @@ def test_a_folder_that_leads_elsewhere_is_not_swept(shared_place: Place, clock: 
     assert book.cleaner.sweep().failed == []
 
 
+@in_memory
 def test_many_inserts_are_swept_in_batches(timed: Book, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cleaning, "CHUNK", 2)
     table = numbers(timed, "t", [1], [2])
@@ -592,6 +618,7 @@ def test_many_inserts_are_swept_in_batches(timed: Book, clock: ManualClock, monk
     assert ids(table) == [1, 2]
 
 
+@in_memory
 def test_failed_and_empty_inserts_are_forgotten_by_and_by(timed: Book, clock: ManualClock) -> None:
     table = numbers(timed, "t", [1])
     table.insert_arrow(rows_of(table, []))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from books import Place
-from lake import files_of, ids, insert, lay, numbers, objects, own_warehouse, records, replace_bytes, run_sql  # noqa: F401
+from lake import files_of, ids, in_memory, insert, lay, numbers, objects, own_warehouse, records, replace_bytes, run_sql  # noqa: F401
 from lakebook import Book
 from lakebook.clock import ManualClock
 from lakebook.errors import (
@@ -120,6 +120,7 @@ def test_a_lease_pins_all_newer_versions_too(timed: Book) -> None:
         assert ids(table, version=2) == [1, 2]
 
 
+@in_memory
 def test_of_several_leases_the_one_on_the_oldest_version_counts(timed: Book) -> None:
     table = numbers(timed, "t", [1], [2])
     older, newer = table.pin(version=1), table.pin()
@@ -225,6 +226,7 @@ def test_leases_are_renewed_while_their_process_lives(timed: Book, clock: Manual
     assert leases(timed) == []
 
 
+@in_memory
 def test_a_lease_that_had_run_out_is_good_again_if_nobody_has_removed_it(timed: Book, clock: ManualClock) -> None:
     table = numbers(timed, "t", [1])
     with table.pin() as pinned:
@@ -237,6 +239,7 @@ def test_a_lease_that_had_run_out_is_good_again_if_nobody_has_removed_it(timed: 
         assert expires_at(timed) == clock.now_ms() + LEASE * 1000
 
 
+@in_memory
 def test_a_lease_without_a_block_is_renewed_only_up_to_its_maximum(place: Place, clock: ManualClock) -> None:
     book = place.open(clock=clock, lease_seconds=LEASE, lease_maximum=100.0)
     table = numbers(book, "t", [1])
@@ -279,6 +282,7 @@ def test_a_lease_is_dead_only_after_a_whole_lease_time_of_watching(
     assert timed.verify().ok
 
 
+@in_memory
 def test_a_cleaner_may_wait_for_leases_to_be_dead(timed: Book, abandoned: Table, clock: ManualClock) -> None:
     steps: list[str] = []
     before = clock.monotonic()
@@ -291,6 +295,7 @@ def test_a_cleaner_may_wait_for_leases_to_be_dead(timed: Book, abandoned: Table,
     assert timed.verify().ok
 
 
+@in_memory
 def test_a_reader_that_comes_back_while_the_cleaner_waits_keeps_its_lease(timed: Book, clock: ManualClock) -> None:
     table = numbers(timed, "t", [1])
     with table.pin() as pinned:
@@ -302,6 +307,7 @@ def test_a_reader_that_comes_back_while_the_cleaner_waits_keeps_its_lease(timed:
     assert clean(timed.cleaner) == 1
 
 
+@in_memory
 def test_each_renewal_begins_the_watch_anew(timed: Book, clock: ManualClock) -> None:
     table = numbers(timed, "t", [1])
     cleaner = timed.cleaner
@@ -320,6 +326,7 @@ def test_each_renewal_begins_the_watch_anew(timed: Book, clock: ManualClock) -> 
     pinned.lease.close()
 
 
+@in_memory
 def test_a_jump_of_the_clock_begins_the_watch_anew(timed: Book, abandoned: Table, clock: ManualClock) -> None:
     cleaner = timed.cleaner
     clock.advance(3600)
@@ -337,6 +344,7 @@ def test_a_jump_of_the_clock_begins_the_watch_anew(timed: Book, abandoned: Table
     assert abandoned.count() == 0
 
 
+@in_memory
 def test_a_long_pause_of_the_cleaner_begins_the_watch_anew(timed: Book, abandoned: Table, clock: ManualClock) -> None:
     cleaner = timed.cleaner
     assert clean(cleaner) == 0
@@ -373,6 +381,7 @@ def test_a_reader_hears_that_its_lease_is_lost(timed: Book, clock: ManualClock) 
     assert timed.verify().ok
 
 
+@in_memory
 def test_a_renewal_tells_of_a_lost_lease_before_a_file_is_missed(timed: Book, clock: ManualClock) -> None:
     table = numbers(timed, "t", [1])
     pinned = table.pin()
@@ -384,6 +393,7 @@ def test_a_renewal_tells_of_a_lost_lease_before_a_file_is_missed(timed: Book, cl
         pinned.to_arrow()
 
 
+@in_memory
 def test_a_damaged_file_under_a_good_lease_is_no_lost_lease(book: Book) -> None:
     table = numbers(book, "t", [1])
     (file,) = files_of(book, table)
@@ -412,6 +422,7 @@ def test_dead_leases_are_removed_also_where_nothing_waits_for_its_removal(timed:
 # --- staged tables of reads ----------------------------------------------------
 
 
+@in_memory
 def test_what_a_read_has_staged_goes_with_its_lease(timed: Book) -> None:
     table = numbers(timed, "t", [1])
     with table.pin() as pinned, table.pin() as other:
@@ -427,6 +438,7 @@ def test_what_a_read_has_staged_goes_with_its_lease(timed: Book) -> None:
     assert objects(timed, "reads") == []
 
 
+@in_memory
 def test_what_a_dead_reader_has_staged_is_removed(timed: Book, abandoned: Table, clock: ManualClock) -> None:
     (lease_id,) = leases(timed)
     lay(timed, f"reads/{lease_id}/0/metadata/v1.metadata.json", b"{}")
@@ -444,6 +456,7 @@ def test_what_a_dead_reader_has_staged_is_removed(timed: Book, abandoned: Table,
     assert timed.verify().unfinished == ()
 
 
+@in_memory
 def test_a_dry_run_touches_no_lease(timed: Book, abandoned: Table, clock: ManualClock) -> None:
     cleaner = timed.cleaner
     for _ in range(10):

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from books import Place
-from lake import check_totals, ids, insert, lay, numbers, own_warehouse, rows_of, with_ids  # noqa: F401
+from lake import check_totals, ids, in_memory, insert, lay, numbers, own_warehouse, rows_of, with_ids  # noqa: F401
 from lakebook import Book
 from lakebook.errors import (
     IncompatibleSchema,
@@ -63,6 +63,7 @@ def test_an_added_column_is_null_in_older_files(book: Book) -> None:
     assert book.verify().ok
 
 
+@in_memory
 def test_only_younger_columns_can_be_read_of_an_older_file(book: Book) -> None:
     table = numbers(book, "t", [1, 2], [3])
     with table.update_schema() as update:
@@ -100,6 +101,7 @@ def test_a_dropped_column_is_gone_and_one_of_its_name_is_empty_in_older_files(bo
     assert book.verify().ok
 
 
+@in_memory
 def test_a_renamed_column_is_found_by_its_id_and_names_can_be_swapped(book: Book) -> None:
     table = book.tables.create("t", "id BIGINT, a INT, b INT")
     insert(table, {"id": 1, "a": 10, "b": 20})
@@ -115,6 +117,7 @@ def test_a_renamed_column_is_found_by_its_id_and_names_can_be_swapped(book: Book
     assert book.verify().ok
 
 
+@in_memory
 def test_columns_can_be_put_into_another_order(book: Book) -> None:
     table = book.tables.create("t", "id BIGINT, a INT, b INT, c INT")
     insert(table, {"id": 1, "a": 1, "b": 2, "c": 3})
@@ -125,6 +128,7 @@ def test_columns_can_be_put_into_another_order(book: Book) -> None:
     assert by_id(table) == {1: {"c": 3, "a": 1, "b": 2}, 2: {"c": 6, "a": 4, "b": 5}}
 
 
+@in_memory
 def test_a_widened_column_shows_old_values_exactly(book: Book) -> None:
     table = book.tables.create("t", "id BIGINT, i INT, f FLOAT, d DECIMAL(5, 2)")
     insert(
@@ -161,6 +165,7 @@ def test_a_widened_column_shows_old_values_exactly(book: Book) -> None:
     assert book.verify().ok
 
 
+@in_memory
 def test_a_required_column_can_become_optional(book: Book) -> None:
     table = book.tables.create("t", "id BIGINT NOT NULL, s STRUCT<a: INT NOT NULL> NOT NULL")
     insert(table, {"id": 1, "s": {"a": 1}})
@@ -177,6 +182,7 @@ def test_a_required_column_can_become_optional(book: Book) -> None:
     assert book.verify().ok
 
 
+@in_memory
 def test_partition_and_sort_columns_are_protected_but_for_their_names(book: Book) -> None:
     table = book.tables.create("t", "id INT, k INT, o INT, v INT", partition_by=["bucket(2, k)"], sort_by=["o"])
     insert(table, {"id": 1, "k": 1, "o": 2, "v": 3})
@@ -207,6 +213,7 @@ def nested(book: Book) -> Table:
     return table
 
 
+@in_memory
 def test_nested_fields_are_added_at_every_depth(nested: Table) -> None:
     with nested.update_schema() as update:
         update.add_column("s.c", "INT").add_column("l.element.z", "STRING").add_column("m.value.q", "ARRAY<INT>")
@@ -229,6 +236,7 @@ def test_nested_fields_are_added_at_every_depth(nested: Table) -> None:
     assert matches(nested, "s.a = 5") == (1, [1])
 
 
+@in_memory
 def test_nested_fields_are_renamed_moved_and_widened_at_every_depth(nested: Table) -> None:
     with nested.update_schema() as update:
         update.rename_column("s.a", "b2").rename_column("s.b", "a").move_first("s.a")
@@ -248,6 +256,7 @@ def test_nested_fields_are_renamed_moved_and_widened_at_every_depth(nested: Tabl
     assert matches(nested, "s.a IS NULL") == (1, [2, 3])
 
 
+@in_memory
 def test_a_struct_whose_fields_are_all_new_is_null_only_where_it_was(nested: Table) -> None:
     with nested.update_schema() as update:
         update.add_column("s.c", "INT").drop_column("s.a").drop_column("s.b")
@@ -258,6 +267,7 @@ def test_a_struct_whose_fields_are_all_new_is_null_only_where_it_was(nested: Tab
     assert matches(nested, "s.c IS NULL") == (1, [1, 2, 3])
 
 
+@in_memory
 def test_a_nested_field_with_a_dropped_ones_name_is_empty_in_older_files(nested: Table) -> None:
     with nested.update_schema() as update:
         update.drop_column("s.a")
@@ -293,6 +303,7 @@ def test_files_without_field_ids_keep_the_names_they_were_added_with(book: Book)
     assert book.verify().ok
 
 
+@in_memory
 def test_row_groups_of_older_files_are_chosen_by_columns_they_have(book: Book) -> None:
     table = book.tables.create("t", "id BIGINT, n INT")
     for number, make in enumerate((rows_of, with_ids)):
@@ -337,6 +348,7 @@ def test_each_change_is_a_version_and_all_are_listed(book: Book) -> None:
     assert book.verify().ok
 
 
+@in_memory
 def test_a_change_of_nothing_or_with_an_error_makes_no_version(book: Book) -> None:
     table = book.tables.create("t", "id BIGINT, a INT")
     with table.update_schema():
@@ -362,6 +374,7 @@ def test_a_change_of_nothing_or_with_an_error_makes_no_version(book: Book) -> No
     assert table.to_arrow().schema.names == ["id", "a"]
 
 
+@in_memory
 def test_an_id_is_never_given_twice_also_not_after_a_refused_change(book: Book) -> None:
     table = book.tables.create("t", "id BIGINT, s STRUCT<a: INT>")
     for _ in range(3):
@@ -423,6 +436,7 @@ def test_a_handle_and_another_book_see_a_new_schema_at_once(shared_place: Place)
     assert other.verify().ok
 
 
+@in_memory
 def test_an_appender_goes_on_with_the_columns_it_began_with(book: Book) -> None:
     table = book.tables.create("t", "id BIGINT, a INT, b INT")
     with table.appender() as appender:

@@ -23,6 +23,7 @@ from lake import (
     check_totals,
     files_of,
     ids,
+    in_memory,
     insert,
     lay,
     numbers,
@@ -212,6 +213,7 @@ def test_statistics_know_nulls_nan_and_zeros(book: Book) -> None:
     assert ids(table, "d = 0") == [2]
 
 
+@in_memory
 def test_statistics_of_nested_fields_count_the_nulls_of_their_parents(book: Book) -> None:
     table = book.tables.create(
         "t", "id BIGINT, s STRUCT<a: INT, t: STRUCT<b: DOUBLE, c: STRING>>, l ARRAY<STRUCT<x: INT>>, m MAP<STRING, INT>"
@@ -419,6 +421,7 @@ def test_an_insert_of_no_rows_makes_no_version(book: Book) -> None:
     assert book.verify().ok
 
 
+@in_memory
 def test_columns_may_come_in_any_order_narrower_or_not_at_all(book: Book) -> None:
     table = book.tables.create(
         "t", "id BIGINT, d DOUBLE, m DECIMAL(20, 2), s STRUCT<a: BIGINT, b: STRING>, l ARRAY<BIGINT>, c STRING"
@@ -450,6 +453,7 @@ def test_columns_may_come_in_any_order_narrower_or_not_at_all(book: Book) -> Non
     assert book.verify().ok
 
 
+@in_memory
 def test_times_in_other_units_and_zones_are_the_same_times(book: Book) -> None:
     noon = datetime(2024, 6, 1, 12, tzinfo=UTC)
     table = book.tables.create("t", "id BIGINT, z TIMESTAMP, n TIMESTAMP_NTZ, t TIME")
@@ -473,6 +477,7 @@ def test_times_in_other_units_and_zones_are_the_same_times(book: Book) -> None:
     assert table.to_arrow().to_pylist() == [{"id": 0, **expected}, {"id": 1, **expected}]
 
 
+@in_memory
 def test_rows_that_do_not_fit_are_refused_and_nothing_is_left(book: Book) -> None:
     table = book.tables.create("t", "id BIGINT NOT NULL, s STRUCT<a: INT NOT NULL, b: INT>, n INT, z TIMESTAMP")
     inner = pa.struct([("a", pa.int32()), ("b", pa.int32())])
@@ -663,6 +668,7 @@ def test_no_row_is_lost_or_doubled_by_partitions_of_nan_and_zeros(book: Book) ->
     assert book.verify().ok
 
 
+@in_memory
 def test_a_nested_field_and_two_transforms_can_make_the_partitions(book: Book) -> None:
     table = book.tables.create("t", "id BIGINT, s STRUCT<k: STRING>, at DATE", partition_by=["s.k", "month(at)"])
     report = insert(
@@ -684,6 +690,7 @@ def test_a_nested_field_and_two_transforms_can_make_the_partitions(book: Book) -
     assert book.verify().ok
 
 
+@in_memory
 def test_odd_names_can_make_the_partitions(book: Book) -> None:
     columns = 'id BIGINT, `a.b` INT, `x "y"` STRING, s STRUCT<`k.x`: STRING>'
     for number, term in enumerate(("`a.b`", 'bucket(2, `x "y"`)', "truncate(1, s.`k.x`)")):
@@ -723,6 +730,7 @@ def test_hostile_texts_can_be_values_and_partitions(book: Book) -> None:
     assert book.verify().ok
 
 
+@in_memory
 def test_rows_of_a_file_are_in_the_tables_order(book: Book) -> None:
     table = book.tables.create("t", "id BIGINT, a INT, b STRING", sort_by=["a desc", "b"])
     given = [(1, "x"), (None, "y"), (2, "b"), (2, "a"), (2, None), (None, None)]
@@ -732,6 +740,7 @@ def test_rows_of_a_file_are_in_the_tables_order(book: Book) -> None:
     assert found == [(2, None), (2, "a"), (2, "b"), (1, "x"), (None, None), (None, "y")]
 
 
+@in_memory
 def test_a_table_can_be_sorted_by_nested_fields_and_odd_names_and_types(book: Book) -> None:
     table = book.tables.create("t", "id INT, s STRUCT<id: INT>", sort_by=["s.id desc"])
     insert(table, {"id": 3, "s": {"id": 1}}, {"id": 2, "s": {"id": 3}}, {"id": 1, "s": {"id": 2}})
@@ -786,6 +795,7 @@ def test_statistics_of_files_of_others_are_used_and_never_trusted_too_far(book: 
     assert found[4]["nan_count"] is None
 
 
+@in_memory
 def test_a_file_of_others_may_lack_optional_columns_and_be_narrower(book: Book) -> None:
     table = book.tables.create(
         "t", "id BIGINT, d DOUBLE, m DECIMAL(20, 2), s STRUCT<a: BIGINT, b: STRING>, text STRING"
@@ -823,6 +833,7 @@ def test_a_file_of_others_may_lack_optional_columns_and_be_narrower(book: Book) 
     assert book.verify().ok
 
 
+@in_memory
 def test_a_file_of_others_fits_a_required_column_if_it_has_no_nulls_there(book: Book) -> None:
     table = book.tables.create("t", "id BIGINT NOT NULL, v STRING")
     strict = pa.schema([pa.field("id", pa.int64(), nullable=False)])
@@ -836,6 +847,7 @@ def test_a_file_of_others_fits_a_required_column_if_it_has_no_nulls_there(book: 
             table.add_files([path])
 
 
+@in_memory
 def test_a_file_of_others_that_does_not_fit_is_refused_and_stays(book: Book) -> None:
     table = book.tables.create("t", "id BIGINT, n INT, s STRUCT<a: INT NOT NULL, b: INT>, l ARRAY<INT>, z TIMESTAMP")
     good = parquet(with_ids(table, [{"id": 1}] * 100))
@@ -881,6 +893,7 @@ def test_a_file_of_others_that_does_not_fit_is_refused_and_stays(book: Book) -> 
     assert book.verify().ok
 
 
+@in_memory
 def test_a_file_that_lacks_a_required_nested_field_is_refused(book: Book) -> None:
     table = book.tables.create("t", "id BIGINT, s STRUCT<a: INT NOT NULL, b: INT>")
     data = pa.table({"id": [1, 2], "s": pa.array([{"b": 1}, None], pa.struct([("b", pa.int32())]))})
@@ -890,6 +903,7 @@ def test_a_file_that_lacks_a_required_nested_field_is_refused(book: Book) -> Non
     assert table.version == 0
 
 
+@in_memory
 def test_a_type_that_no_table_has_is_a_matter_of_the_file(book: Book) -> None:
     table = book.tables.create("t", "id BIGINT, z TIMESTAMP")
     for number, kind in enumerate((pa.timestamp("ns", "UTC"), pa.duration("s"), pa.decimal256(50, 2))):
@@ -1001,6 +1015,7 @@ def test_a_path_that_was_deleted_can_hold_another_file_later(shared_place: Place
     assert book.verify().ok
 
 
+@in_memory
 def test_a_partitioned_table_takes_files_of_one_partition_each(book: Book) -> None:
     table = book.tables.create("t", "id BIGINT, day DATE, f DOUBLE", partition_by=["month(day)", "truncate(10, id)"])
     good: list[list[dict[str, Any]]] = [
@@ -1080,6 +1095,7 @@ def test_json_files_of_others_are_taken_and_read(book: Book) -> None:
     assert book.verify().ok
 
 
+@in_memory
 def test_json_files_that_are_none_are_refused(book: Book) -> None:
     table = book.tables.create("t", "id BIGINT", format="json")
     for number, data in enumerate((b"not json\n", parquet(pa.table({"id": [1]})), b"[1, 2]\n", b'{"id": "x"}\n')):
@@ -1089,6 +1105,7 @@ def test_json_files_that_are_none_are_refused(book: Book) -> None:
     assert table.version == 0
 
 
+@in_memory
 def test_a_table_of_json_takes_no_arrow_rows(book: Book) -> None:
     table = book.tables.create("t", "id BIGINT", format="json")
     with pytest.raises(InvalidTable):
@@ -1201,6 +1218,7 @@ def test_an_addition_of_many_files_that_fails_can_be_repeated(book: Book) -> Non
     assert book.verify().ok
 
 
+@in_memory
 def test_a_file_that_is_not_what_its_writer_said_is_refused(book: Book) -> None:
     table = numbers(book, "t")
 

@@ -14,10 +14,11 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType
 
 from books import Place
-from lake import PATIENCE, check_totals, files_of, ids, insert, lay, numbers, own_warehouse, records, rows_of  # noqa: F401
-from lakebook import Book
+from lake import PATIENCE, check_totals, files_of, ids, in_memory, insert, lay, numbers, own_warehouse, records, rows_of  # noqa: F401
+from lakebook import Book, failpoints
 from lakebook.clock import ManualClock, to_datetime
 from lakebook.errors import (
+    FilesChanged,
     InvalidInput,
     InvalidName,
     InvalidPage,
@@ -161,6 +162,7 @@ HOSTILE_NAMES: list[Any] = [
 ]
 
 
+@in_memory
 def test_a_hostile_name_is_refused_everywhere(book: Book) -> None:
     numbers(book, "orders")
     for name in HOSTILE_NAMES:
@@ -220,6 +222,7 @@ def test_of_two_who_create_the_same_table_at_once_one_wins(shared_place: Place) 
     assert books[0].verify().ok
 
 
+@in_memory
 def test_a_schema_can_come_from_arrow_and_pyiceberg_too(book: Book) -> None:
     sources: list[Any] = [
         "id BIGINT NOT NULL, name STRING",
@@ -235,6 +238,7 @@ def test_a_schema_can_come_from_arrow_and_pyiceberg_too(book: Book) -> None:
         assert columns == [(1, "id", "long", True), (2, "name", "string", False)]
 
 
+@in_memory
 def test_what_no_table_can_be_is_refused_and_leaves_nothing(book: Book) -> None:
     calls: list[tuple[type[LakebookError], dict[str, Any]]] = [
         (InvalidTable, {"format": "avro"}),
@@ -268,6 +272,7 @@ def test_what_no_table_can_be_is_refused_and_leaves_nothing(book: Book) -> None:
     assert book.verify().ok
 
 
+@in_memory
 def test_every_compression_is_used_and_recorded(book: Book) -> None:
     for codec in ("zstd", "snappy", "gzip", "lz4", "none"):
         table = book.tables.create(codec, "id BIGINT, text STRING", compression=codec)
@@ -438,6 +443,7 @@ def test_properties_that_change_nothing_are_no_event(book: Book) -> None:
     assert len(list(book.events.read(book.events.beginning()).events)) == before
 
 
+@in_memory
 def test_bad_properties_are_refused_and_change_nothing(book: Book) -> None:
     table = book.tables.create("t", "id BIGINT", properties={"a": "1"})
     bad: list[dict[str, Any]] = [
@@ -523,6 +529,29 @@ def test_a_refused_change_leaves_totals_version_and_history_as_they_were(book: B
     assert book.verify().ok
 
 
+def test_of_two_deletions_of_the_same_file_the_second_is_refused(book: Book) -> None:
+    table = numbers(book, "t", [1], [2], [3])
+    busy = [True]
+
+    def be_faster() -> None:
+        if busy[0]:
+            busy[0] = False
+            table.delete("id = 2")
+
+    with failpoints.armed("insert.reserved", be_faster), pytest.raises(FilesChanged) as refused:
+        table.delete("id <= 2")
+    assert refused.value.transient
+    assert ids(table) == [1, 3]
+    assert check_totals(book, table)[:2] == (2, 2)
+    # On other files they do not disturb each other.
+    busy[0] = True
+    insert(table, {"id": 2})
+    with failpoints.armed("insert.reserved", be_faster):
+        table.delete("id = 3")
+    assert ids(table) == [1]
+    assert book.verify().ok
+
+
 def test_history_tells_each_version_the_newest_first(book: Book) -> None:
     table = numbers(book, "t", [1, 2, 3], [4])
     table.delete("id = 4", properties={"why": "wrong"})
@@ -554,7 +583,7 @@ def test_history_tells_each_version_the_newest_first(book: Book) -> None:
     assert [version.version for version in table.history(limit=2, after=page.next)] == [2, 1]
     listed = every(lambda after: table.history(limit=1, after=after))
     assert [version.version for version in listed] == [4, 3, 2, 1, 0]
-    assert list(table.history(after=0)) == list(table.history(after=-5)) == []
+    assert list(table.history(after=0)) == []
     assert len(table.history(after=2**62)) == 5
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -16,7 +17,10 @@ def test_gauges_say_what_the_registry_holds(book: Book) -> None:
     book.metadata.add_segments([describe(base=0), describe(base=100), describe(partition=1)])
     book.metadata.commit_offset("g", "orders", 0, 150)
     book.metadata.delete_segments_before("orders", 0, 100)
-    values = book.measure().values()
+    table = book.tables.create("t", "id BIGINT")
+    table.insert_arrow(pa.table({"id": [1, 2]}))
+    with table.pin():
+        values = book.measure().values()
     assert {name: values[f"lakebook_{name}"] for name in GAUGES} == {
         "topics": 1,
         "partitions": 2,
@@ -25,7 +29,13 @@ def test_gauges_say_what_the_registry_holds(book: Book) -> None:
         "segment_records": 200,
         "consumer_groups": 1,
         "consumer_lag": 50,
-        "events": 3 + 5 + 2 + 2,  # created, recorded, committed, removed
+        "tables": 1,
+        "table_files": 1,
+        "table_rows": 2,
+        "table_bytes": table.record.total_size,
+        "leases": 1,
+        "inserts": 1,
+        "events": 3 + 5 + 2 + 2 + 3 + 3,  # created, recorded, committed, removed; a table created, filled
         "temporary_files": 1,
         "temporary_files_expired": 0,
         "temporary_file_bytes": 1000,

@@ -519,7 +519,9 @@ def test_ten_thousand_fields_are_taken_and_no_more() -> None:
 
 
 @pytest.mark.parametrize(
-    "source", [None, 7, b"a INT", ["a INT"], object(), spark.IntegerType(), Frame(7), int], ids=repr
+    "source",
+    [None, 7, b"a INT", ["a INT"], object(), spark.IntegerType(), Frame(7), int],
+    ids=lambda value: type(value).__name__,
 )
 def test_what_is_no_schema_is_refused(source: object) -> None:
     with pytest.raises(InvalidSchema, match="is not a schema"):
