@@ -207,7 +207,7 @@ def expire_versions(
     if wanted > least:
         raise_horizon(transaction, table_id, wanted)
         transaction.run(FORGET_VERSIONS, table_id, wanted)
-    _hand_over(transaction, table, files, {"retired_at": now}, RETIRED, now, grace)
+    _hand_over(transaction, table, files, {"retired_at": now}, RETIRED, grace)
     if files:
         transaction.run(RETIRE_FILES, now, table_id, transaction.listed([file["id"] for file in files]))
     failpoints.reach("expire.retired")
@@ -249,7 +249,7 @@ def _empty_dropped(transaction: Transaction, table: dict[str, Any], pinned: list
         (ended, {"retired_at": now}),
         (live, {"to_version": version + 1, "retired_at": now}),
     ):
-        _hand_over(transaction, table, files, changes, DROPPED, now, grace)
+        _hand_over(transaction, table, files, changes, DROPPED, grace)
         if files:
             listed = transaction.listed([file["id"] for file in files])
             if "to_version" in changes:
@@ -269,9 +269,10 @@ def _hand_over(
     files: Sequence[dict[str, Any]],
     changes: dict[str, Any],
     reason: str,
-    now: int,
     grace: float,
 ) -> None:
+    # By the clock itself: an object's commit times may run ahead of it by a little, the cleaner's do not.
+    now = transaction.clock.now_ms()
     add_temporary_files(transaction, [(file["file_path"], file["file_size"]) for file in files], reason, now, grace)
     if files:
         transaction.capture(table["object_id"], "table_files", [file_update(file, changes) for file in files])
