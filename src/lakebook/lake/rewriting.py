@@ -1,7 +1,8 @@
 """Overwriting, deleting and replacing: the same transaction as an insert, which also ends files.
 
-A change works on the files of one version. It conflicts with another only if that one has
-ended a file it works on; then nothing happens and the error says that it can be repeated.
+A change works on the files of one version. It conflicts with another if that one has ended a
+file it works on, or if both overwrite the same rows; then nothing happens and the error says that
+it can be repeated.
 """
 
 from __future__ import annotations
