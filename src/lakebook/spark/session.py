@@ -23,6 +23,8 @@ _SETTINGS = {
     "spark.sql.ansi.enabled": "true",
 }
 _PYTHON_ERROR = re.compile(r"[A-Za-z_][\w.]*: ")
+# What an address may carry that is nobody's business: a password, or a token among its parameters.
+_SECRETS = re.compile(r"(?<=://)[^/\s@]+(?=@)|(?<=[?&])[^\s&)\]]+=[^\s&)\]]*")
 _ICEBERG_SOURCE = "org.apache.iceberg.spark.source.IcebergSource"
 
 
@@ -74,4 +76,5 @@ def reason_of(error: BaseException) -> str:
         first = own[-1] if own else lines[0]
     else:
         first = causes[-1] if causes else lines[0] if lines else type(error).__name__
-    return f"[{condition}] {first[:300]}" if condition and condition not in first else first[:300]
+    first = _SECRETS.sub("***", first)[:300]
+    return f"[{condition}] {first}" if condition and condition not in first else first
