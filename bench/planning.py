@@ -231,7 +231,7 @@ def _enter(transaction: Transaction, record: TableRecord, layout: _Layout, numbe
             for number in numbers
         ),
     )
-    row = transaction.one(ADD_TO_TABLE, rows, files, size, files, now, record.id)
+    row = transaction.one(ADD_TO_TABLE, rows, 0, files, size, 0, files, now, record.id)
     assert row is not None
     captured_update(transaction, record.object_id, schema.tables, before, row)
     update_table_statistics(transaction, record, rows, files, size, now)

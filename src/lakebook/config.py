@@ -19,8 +19,8 @@ MEMORY = ":memory:"
 SQLITE_SCHEME = "sqlite:///"
 
 
-def _setting(default: Any, doc: str, *, least: float | None = None) -> Any:
-    return field(default=default, metadata={"doc": doc, "least": least})
+def _setting(default: Any, doc: str, *, least: float | None = None, among: tuple[str, ...] = ()) -> Any:
+    return field(default=default, metadata={"doc": doc, "least": least, "among": among})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +77,39 @@ class Settings:
     )
     cache_footers: int = _setting(64 * 1024**2, "Bytes of footers kept in memory at most.", least=0)
     cache_planned_files: int = _setting(100_000, "Files of plans kept in memory at most.", least=0)
+    outside_hold: float = _setting(
+        5.0,
+        "Seconds for which this book's own changes of a table wait at most for the retry of an outside engine"
+        " whose commit they made fail. 0: they never wait.",
+        least=0,
+    )
+    publish: str = _setting(
+        "async",
+        "Whether an insert returns when it is committed (`async`), when the Iceberg snapshot covers it (`sync`),"
+        " or whether nothing is published unless it is asked for (`off`).",
+        among=("async", "sync", "off"),
+    )
+    publish_lag: float = _setting(
+        1.0, "Seconds for which the background thread waits for more inserts before it publishes.", least=0
+    )
+    published_grace: float = _setting(
+        86_400.0,
+        "Seconds a file that was ever published stays after the last snapshot that lists it has left the"
+        " metadata: readers of other engines hold no lease.",
+        least=60,
+    )
+    outside_grace: float = _setting(
+        259_200.0,
+        "Seconds after which what outside engines wrote, and no snapshot lists, is swept.",
+        least=259_200,
+    )
+    catalog_lease: float = _setting(
+        3600.0, "Seconds for which a version that was loaded through a catalog is pinned.", least=1
+    )
+    snapshots_kept: int = _setting(
+        100, "Snapshots that a table's Iceberg metadata lists at most, beside those of tags and branches.", least=1
+    )
+    metadata_kept: int = _setting(20, "Former metadata files of a table that are kept.", least=1)
     max_partitions: int = _setting(10_000, "Partitions a topic may have.", least=1)
 
     def __repr__(self) -> str:
@@ -181,6 +214,9 @@ def _convert(name: str, value: Any, where: str) -> Any:
     # Written so that NaN is refused too.
     if least is not None and not least <= converted < float("inf"):
         raise InvalidSetting(f"{shown(value)} is not in its range", on=f"{where}: {name}", remedy=f"At least {least}")
+    among = known[name].metadata["among"]
+    if among and converted not in among:
+        raise InvalidSetting(f"it cannot be {shown(value)}", on=f"{where}: {name}", remedy=f"Use {', '.join(among)}")
     return converted
 
 

@@ -20,6 +20,7 @@ from lakebook.registry.inserts import DELETE_STAGED_FOOTERS, NOTE_IDS, NOTE_SWEP
 from lakebook.registry.table_files import (
     CHUNK,
     Committed,
+    HeldBack,
     NewFile,
     TableChange,
     chunks,
@@ -33,6 +34,10 @@ from lakebook.registry.transactions import Transaction, new_id
 
 #: Where the folders of inserts lie, outside of any Iceberg location.
 DATA = "data"
+
+
+# How often a change that waits looks whether it still has to.
+_HOLD_STEP = 0.02
 
 
 def folder_of(table_id: int, commit_id: str) -> str:
@@ -92,15 +97,29 @@ class Attempt:
         if len(change.added) > CHUNK:
             change = self._stage(change)
         try:
-            self.committed = self.lake.registry.write(
-                lambda transaction: commit_change(transaction, self.table, change, self.commit_id),
-                commit_id=self.commit_id,
-            )
+            self.committed = self._commit(change)
         except CommitOutcomeUnknown:
             self.outcome_unknown = True
             raise
         failpoints.reach("change.committed")
         return self.committed
+
+    def _commit(self, change: TableChange) -> Committed:
+        """Commit, after waiting for an outside engine that has precedence for a moment."""
+        clock = self.lake.clock
+        patience = clock.monotonic() + 2 * self.lake.settings.outside_hold
+        while True:
+            try:
+                return self.lake.registry.write(
+                    lambda transaction: commit_change(transaction, self.table, change, self.commit_id),  # noqa: B023 - called at once
+                    commit_id=self.commit_id,
+                )
+            except HeldBack as held:
+                left = min((held.until - clock.now_ms()) / 1000, patience - clock.monotonic())
+                if left > 0:
+                    clock.sleep(min(left, _HOLD_STEP))
+                else:
+                    change = replace(change, waits=False)
 
     def _stage(self, change: TableChange) -> TableChange:
         number = len(change.added)

@@ -113,8 +113,14 @@ def _deleting_footers() -> sa.Delete:
 DELETE_STAGED_FOOTERS = Statement(_deleting_footers(), "from_path", "to_path")
 
 
-def _known(database: str) -> sa.Select[Any]:
-    return sa.select(_files.file_path).where(among(_files.file_path, "paths", database))
+def _known(database: str) -> sa.CompoundSelect[Any]:
+    columns = (
+        _files.file_path,
+        schema.iceberg_files.c.file_path,
+        schema.branch_files.c.file_path,
+        schema.temporary_files.c.file_path,
+    )
+    return sa.union_all(*(sa.select(column).where(among(column, "paths", database)) for column in columns))
 
 
 KNOWN_PATHS = Statement(_known(SQLITE), "paths", postgresql=_known(POSTGRESQL))
@@ -153,5 +159,5 @@ def unswept_inserts(reader: Reader, after: str, silent_since: int, swept_before:
 
 
 def known_paths(reader: Reader, paths: list[str]) -> set[str]:
-    """Which of these paths a table has."""
+    """Which of these paths a table has, or its Iceberg metadata or a branch, or that wait for their removal."""
     return {row[0] for row in reader.all(KNOWN_PATHS, reader.listed(paths))}

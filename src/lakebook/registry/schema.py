@@ -11,7 +11,7 @@ States, beside the tables that hold them:
     topics.deleted_at       null → time                      (one way; then the row goes)
     tables.deleted_at       null → time                      (one way; then the row goes)
     table_files             visible → ended (to_version) → retired (retired_at, and a row in
-                            temporary_files) → gone
+                            temporary_files) → gone; a rollback gives an ended file a new row
 """
 
 from __future__ import annotations
@@ -424,6 +424,8 @@ tables = sa.Table(
     _time("created_at"),
     _time("updated_at"),
     _time("deleted_at", nullable=True),
+    # Until then this book's own changes wait for an outside engine that had to begin again.
+    sa.Column("hold_until", sa.BigInteger, nullable=False, server_default=sa.text("0")),
     sa.CheckConstraint("version >= 0 AND schema_version >= 1 AND last_file_id >= 0", name="counters"),
     sa.CheckConstraint("row_count >= 0 AND file_count >= 0 AND total_size >= 0 AND deleted_rows >= 0", name="totals"),
     sa.Index(
@@ -489,10 +491,33 @@ table_files = sa.Table(
     _time("created_at"),
     _time("modified_at"),
     _time("retired_at", nullable=True),
+    # 0: rows; 1: positions of rows that are deleted.
+    sa.Column("content", sa.Integer, nullable=False, server_default=sa.text("0")),
+    # As Iceberg metadata spells it, where that is not the warehouse's own way.
+    sa.Column("location", sa.Text, nullable=True),
+    # Of the data, where it is not that of the snapshot which publishes the file.
+    sa.Column("sequence_number", sa.BigInteger, nullable=True),
+    # Of a file of deletes that is about one file alone: that file.
+    sa.Column("referenced_path", sa.Text, nullable=True),
     sa.CheckConstraint("file_size >= 0 AND row_count >= 0 AND row_groups >= 0", name="sizes"),
     sa.CheckConstraint("to_version > from_version", name="interval"),
     sa.CheckConstraint("retired_at IS NULL OR to_version IS NOT NULL", name="retired"),
-    sa.Index("idx_table_files_path", "file_path", unique=True),
+    sa.Index("idx_table_files_path", "file_path"),
+    sa.Index(
+        "idx_table_files_live_path",
+        "file_path",
+        unique=True,
+        sqlite_where=sa.text("to_version IS NULL"),
+        postgresql_where=sa.text("to_version IS NULL"),
+    ),
+    sa.Index("idx_table_files_from", "table_id", "from_version", "id"),
+    sa.Index(
+        "idx_table_files_deletes",
+        "table_id",
+        "id",
+        sqlite_where=sa.text("content <> 0"),
+        postgresql_where=sa.text("content <> 0"),
+    ),
     sa.Index("idx_table_files_commit", "commit_id"),
     sa.Index(
         "idx_table_files_ended",
@@ -611,6 +636,93 @@ leases = sa.Table(
     comment="Readers at work: each pins its version and all newer ones.",
 )
 
+iceberg_tables = sa.Table(
+    "iceberg_tables",
+    metadata,
+    sa.Column("table_id", sa.BigInteger, sa.ForeignKey("tables.id"), primary_key=True),
+    sa.Column("location", sa.Text, nullable=False),
+    sa.Column("metadata_location", sa.Text, nullable=False),
+    sa.Column("metadata_number", sa.BigInteger, nullable=False),
+    sa.Column("snapshot_id", sa.BigInteger, nullable=True),
+    sa.Column("last_sequence", sa.BigInteger, nullable=False),
+    sa.Column("version", sa.BigInteger, nullable=False),
+    # When the properties that are published were changed last.
+    _time("properties_at"),
+    _time("published_at"),
+    comment="What each table is published as: the pointer to its Iceberg metadata, and the version that covers.",
+)
+
+table_snapshots = sa.Table(
+    "table_snapshots",
+    metadata,
+    sa.Column("table_id", sa.BigInteger, sa.ForeignKey("tables.id"), primary_key=True),
+    sa.Column("snapshot_id", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("parent_snapshot_id", sa.BigInteger, nullable=True),
+    sa.Column("sequence_number", sa.BigInteger, nullable=False),
+    _time("timestamp_ms"),
+    sa.Column("manifest_list", sa.Text, nullable=False),
+    sa.Column("summary", _json(), nullable=False),
+    sa.Column("schema_id", sa.Integer, nullable=True),
+    # None: a snapshot of a branch, or one that was staged only.
+    sa.Column("version", sa.BigInteger, nullable=True),
+    # The version whose files it needs: its own, or the one its branch began from.
+    sa.Column("pinned_version", sa.BigInteger, nullable=False),
+    sa.Column("metadata_location", sa.Text, nullable=False),
+    sa.Column("is_ours", sa.Boolean, nullable=False),
+    sa.Index("idx_table_snapshots_pinned", "table_id", "pinned_version"),
+    comment="The Iceberg snapshots that a table's metadata lists. What they contain is not retired.",
+)
+
+iceberg_files = sa.Table(
+    "iceberg_files",
+    metadata,
+    sa.Column("file_path", _name(), primary_key=True),
+    sa.Column("table_id", sa.BigInteger, nullable=False),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("file_size", sa.BigInteger, nullable=False),
+    # Of a manifest: the ids of its files lie between these; none: not known.
+    sa.Column("first_file_id", sa.BigInteger, nullable=True),
+    sa.Column("last_file_id", sa.BigInteger, nullable=True),
+    _time("added_at"),
+    sa.CheckConstraint("kind IN ('metadata', 'manifest_list', 'manifest', 'statistics')", name="kind"),
+    sa.Index("idx_iceberg_files_table", "table_id", "kind"),
+    comment="Iceberg's own files of published tables: metadata files, manifest lists and manifests.",
+)
+
+snapshot_manifests = sa.Table(
+    "snapshot_manifests",
+    metadata,
+    sa.Column("table_id", sa.BigInteger, primary_key=True),
+    sa.Column("snapshot_id", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("file_path", _name(), primary_key=True),
+    sa.Index("idx_snapshot_manifests_path", "file_path"),
+    sqlite_with_rowid=False,
+    comment="Which manifests each snapshot lists.",
+)
+
+branch_files = sa.Table(
+    "branch_files",
+    metadata,
+    sa.Column("file_path", _name(), primary_key=True),
+    sa.Column("table_id", sa.BigInteger, nullable=False),
+    sa.Column("file_size", sa.BigInteger, nullable=False),
+    _time("added_at"),
+    sa.Index("idx_branch_files_table", "table_id"),
+    comment="Files that only snapshots of branches, or staged ones, contain.",
+)
+
+footer_debts = sa.Table(
+    "footer_debts",
+    metadata,
+    sa.Column("file_path", _name(), primary_key=True),
+    sa.Column("table_id", sa.BigInteger, nullable=False),
+    _time("added_at"),
+    _time("due_at"),
+    sa.Column("last_error", sa.Text, nullable=True),
+    sa.Index("idx_footer_debts_due_at", "due_at"),
+    comment="Files of outside engines whose footer and checksum have not been taken yet.",
+)
+
 CAPTURED = (
     topics,
     partitions,
@@ -621,4 +733,5 @@ CAPTURED = (
     table_metadata,
     table_files,
     table_stats,
+    table_snapshots,
 )

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 import sqlalchemy as sa
 
+from lakebook.clock import SystemClock
 from lakebook.registry import schema
 from lakebook.registry.changes import insert_new, row_of
 from lakebook.registry.statements import ONE, POSTGRESQL, SQLITE, ZERO, Statement, among, bind
@@ -26,12 +27,19 @@ _w = schema.temporary_files.c
 _v = schema.table_versions.c
 _n = schema.namespaces.c
 
+
+def _of_rows(value: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    """A value where the file is one of rows, and zero where it is one of deletes."""
+    return sa.case((_f.content == ZERO, value), else_=ZERO)
+
+
 _live_sums = (
     sa.select(
         _f.table_id,
-        sa.func.coalesce(sa.func.sum(_f.row_count), ZERO).label("rows"),
-        sa.func.count(_f.id).label("files"),
+        sa.func.coalesce(sa.func.sum(_of_rows(_f.row_count)), ZERO).label("rows"),
+        sa.func.coalesce(sa.func.sum(_of_rows(ONE)), ZERO).label("files"),
         sa.func.coalesce(sa.func.sum(_f.file_size), ZERO).label("size"),
+        sa.func.coalesce(sa.func.sum(_f.row_count - _of_rows(_f.row_count)), ZERO).label("deleted"),
     )
     .where(_f.to_version.is_(None))
     .group_by(_f.table_id)
@@ -47,12 +55,15 @@ TOTALS = Statement(
         _t.row_count,
         _t.file_count,
         _t.total_size,
+        _t.deleted_rows,
         _s.row_count,
         _s.file_count,
         _s.total_size,
+        _s.deleted_rows,
         sa.func.coalesce(_live_sums.c.rows, ZERO),
         sa.func.coalesce(_live_sums.c.files, ZERO),
         sa.func.coalesce(_live_sums.c.size, ZERO),
+        sa.func.coalesce(_live_sums.c.deleted, ZERO),
         schema.table_horizons.c.min_readable,
     )
     .select_from(
@@ -81,9 +92,19 @@ WITHOUT_COMMIT = Statement(
 )
 WITHOUT_FOOTER = Statement(
     sa.select(_f.file_path)
-    .select_from(schema.table_files.outerjoin(schema.partition_metadata, _p.file_path == _f.file_path))
-    .where(_f.file_type == sa.literal_column("'parquet'"), _p.file_path.is_(None))
-    .order_by(_f.file_path)
+    .select_from(
+        schema.table_files.outerjoin(schema.partition_metadata, _p.file_path == _f.file_path).outerjoin(
+            schema.footer_debts, schema.footer_debts.c.file_path == _f.file_path
+        )
+    )
+    .where(
+        _f.file_type == sa.literal_column("'parquet'"),
+        _p.file_path.is_(None),
+        # Files of outside engines have until their deadline.
+        sa.or_(schema.footer_debts.c.file_path.is_(None), schema.footer_debts.c.due_at < bind("now")),
+    )
+    .order_by(_f.file_path),
+    "now",
 )
 WRONG_FOOTER = Statement(
     sa.select(_f.file_path, _f.row_count, _p.num_rows, _f.file_size, _p.file_size)
@@ -204,19 +225,27 @@ PRESENT_FILES = Statement(_present(SQLITE), "paths", postgresql=_present(POSTGRE
 SET_TOTALS = Statement(
     sa.update(schema.tables)
     .where(_t.id == bind("of_table"))
-    .values(row_count=bind("rows"), file_count=bind("files"), total_size=bind("size"), updated_at=bind("now"))
+    .values(
+        row_count=bind("rows"),
+        file_count=bind("files"),
+        total_size=bind("size"),
+        deleted_rows=bind("deleted"),
+        updated_at=bind("now"),
+    )
     .returning(*schema.tables.columns),
     "rows",
     "files",
     "size",
+    "deleted",
     "now",
     "of_table",
 )
 LIVE_TOTALS = Statement(
     sa.select(
-        sa.func.coalesce(sa.func.sum(_f.row_count), ZERO),
-        sa.func.count(_f.id),
+        sa.func.coalesce(sa.func.sum(_of_rows(_f.row_count)), ZERO),
+        sa.func.coalesce(sa.func.sum(_of_rows(ONE)), ZERO),
         sa.func.coalesce(sa.func.sum(_f.file_size), ZERO),
+        sa.func.coalesce(sa.func.sum(_f.row_count - _of_rows(_f.row_count)), ZERO),
     ).where(_f.table_id == bind("of_table"), _f.to_version.is_(None)),
     "of_table",
 )
@@ -258,8 +287,9 @@ def check_tables(reader: Reader) -> tuple[list[Finding], list[str], dict[str, in
     found: list[Finding] = []
     unfinished: list[str] = []
     _check_totals(reader, found, unfinished)
+    now = SystemClock().now_ms()
+    found += [Finding("footers", path, "it has no footer") for (path,) in reader.all(WITHOUT_FOOTER, now)]
     for statement, check, what in (
-        (WITHOUT_FOOTER, "footers", "it has no footer"),
         (WAITING_BUT_USED, "files", "it waits for its removal, but a version still has it"),
         (RETIRED_BUT_NOT_WAITING, "files", "it is retired, but does not wait for its removal"),
         (RETIRED_BUT_READABLE, "files", "it is retired, but a version that can be read has it"),
@@ -289,9 +319,13 @@ def _check_totals(reader: Reader, found: list[Finding], unfinished: list[str]) -
         if deleted is not None:
             unfinished.append(f"{on} was dropped and is not emptied yet")
             continue
-        own, stats, live = numbers[:3], numbers[3:6], numbers[6:]
+        own, stats, live = numbers[:4], numbers[4:8], numbers[8:]
         if list(map(int, own)) != list(map(int, live)):
-            found.append(Finding("statistics", on, f"tables says {own} rows, files and bytes; the files have {live}"))
+            found.append(
+                Finding(
+                    "statistics", on, f"tables says {own} rows, files, bytes and deleted rows; the files have {live}"
+                )
+            )
         if None in stats or list(map(int, stats)) != list(map(int, live)):
             found.append(Finding("statistics", on, f"table_stats says {stats}; the files have {live}"))
         if least is None:
@@ -357,11 +391,12 @@ def mend_totals(transaction: Transaction, table_id: int) -> bool:
     if found is None or live is None:
         return False
     before = row_of(schema.tables, found)
-    rows, files, size = (int(number) for number in live)
+    rows, files, size, deleted = (int(number) for number in live)
     now = transaction.time_of(before["object_id"])
     mended = False
-    if (before["row_count"], before["file_count"], before["total_size"]) != (rows, files, size):
-        row = transaction.one(SET_TOTALS, rows, files, size, now, table_id)
+    kept_totals = tuple(before[name] for name in ("row_count", "file_count", "total_size", "deleted_rows"))
+    if kept_totals != (rows, files, size, deleted):
+        row = transaction.one(SET_TOTALS, rows, files, size, deleted, now, table_id)
         assert row is not None
         captured_update(
             transaction,
@@ -372,13 +407,18 @@ def mend_totals(transaction: Transaction, table_id: int) -> bool:
         )
         mended = True
     if stats is None:
-        totals = {"row_count": rows, "deleted_rows": before["deleted_rows"], "file_count": files, "total_size": size}
+        totals = {"row_count": rows, "deleted_rows": deleted, "file_count": files, "total_size": size}
         times = {"last_modified": now, "created_at": now, "updated_at": now}
         insert_new(transaction, before["object_id"], schema.table_stats, {"table_id": table_id, **totals, **times})
         mended = True
     else:
         kept: dict[str, Any] = row_of(schema.table_stats, stats)
-        difference = (rows - kept["row_count"], files - kept["file_count"], size - kept["total_size"])
+        difference = (
+            rows - kept["row_count"],
+            deleted - kept["deleted_rows"],
+            files - kept["file_count"],
+            size - kept["total_size"],
+        )
         if any(difference):
             row = transaction.one(ADD_TO_STATS, *difference, now, table_id)
             assert row is not None

@@ -25,7 +25,7 @@ from lakebook.registry.footers import insert_footers
 from lakebook.registry.statements import ONE, POSTGRESQL, SQLITE, ZERO, Statement, among, bind
 from lakebook.registry.tables import TableRecord, captured_update, locked_table, record_version
 from lakebook.registry.temporary_files import FILES_AMONG
-from lakebook.registry.transactions import Reader, Row, Transaction
+from lakebook.registry.transactions import NoEffect, Reader, Row, Transaction
 
 #: Rows that one statement names or returns at most.
 CHUNK = 1000
@@ -42,16 +42,20 @@ ADD_TO_TABLE = Statement(
     .values(
         version=_t.version + ONE,
         row_count=_t.row_count + bind("rows"),
+        deleted_rows=_t.deleted_rows + bind("deleted"),
         file_count=_t.file_count + bind("files"),
         total_size=_t.total_size + bind("size"),
+        hold_until=bind("hold"),
         last_file_id=_t.last_file_id + bind("ids"),
         last_modified=bind("now"),
         updated_at=bind("now"),
     )
     .returning(*schema.tables.columns),
     "rows",
+    "deleted",
     "files",
     "size",
+    "hold",
     "ids",
     "now",
     "of_table",
@@ -71,6 +75,7 @@ ADD_TO_STATS = Statement(
     .where(_s.table_id == bind("of_table"))
     .values(
         row_count=_s.row_count + bind("rows"),
+        deleted_rows=_s.deleted_rows + bind("deleted"),
         file_count=_s.file_count + bind("files"),
         total_size=_s.total_size + bind("size"),
         last_modified=bind("now"),
@@ -78,6 +83,7 @@ ADD_TO_STATS = Statement(
     )
     .returning(*schema.table_stats.columns),
     "rows",
+    "deleted",
     "files",
     "size",
     "now",
@@ -120,6 +126,34 @@ def _ending(database: str) -> sa.Update:
 
 
 END_FILES = Statement(_ending(SQLITE), "ending", "of_table", "wanted_ones", postgresql=_ending(POSTGRESQL))
+
+
+def _lone_deletes(database: str) -> sa.Select[Any]:
+    return (
+        sa.select(schema.table_files)
+        .where(
+            _f.table_id == bind("of_table"),
+            sa.text("table_files.content <> 0"),
+            _f.to_version.is_(None),
+            among(_f.referenced_path, "paths", database),
+        )
+        .order_by(_f.id)
+    )
+
+
+#: Live files of deletes, each of which is about one of these files alone.
+DELETES_ABOUT = Statement(_lone_deletes(SQLITE), "of_table", "paths", postgresql=_lone_deletes(POSTGRESQL))
+DELETES_SINCE = Statement(
+    sa.select(schema.table_files)
+    .where(
+        _f.table_id == bind("of_table"),
+        sa.text("table_files.content <> 0"),
+        _f.from_version > bind("since"),
+    )
+    .order_by(_f.id),
+    "of_table",
+    "since",
+)
 _visible = sa.and_(
     _f.from_version <= bind("at_version"),
     sa.or_(_f.to_version.is_(None), _f.to_version > bind("at_version")),
@@ -139,10 +173,14 @@ PLANNED = (
     _f.spec_id,
     _f.partition_path,
     _f.partition_values,
+    _f.from_version,
+    _f.sequence_number,
+    _f.location,
 )
+_rows_only = sa.text("table_files.content = 0")
 VISIBLE_FILES = Statement(
     sa.select(*PLANNED)
-    .where(_f.table_id == bind("of_table"), _f.id > bind("after"), _visible)
+    .where(_f.table_id == bind("of_table"), _f.id > bind("after"), _visible, _rows_only)
     .order_by(_f.id)
     .limit(bind("most", sa.Integer))
     .offset(ZERO),
@@ -151,6 +189,13 @@ VISIBLE_FILES = Statement(
     "at_version",
     "most",
 )
+VISIBLE_DELETES = Statement(
+    sa.select(*PLANNED, _f.referenced_path)
+    .where(_f.table_id == bind("of_table"), sa.text("table_files.content <> 0"), _visible)
+    .order_by(_f.id),
+    "of_table",
+    "at_version",
+)
 _planned_by_id, _planned_by_id_pg = (
     sa.select(*PLANNED).where(_f.table_id == bind("of_table"), among(_f.id, "wanted_ones", database)).order_by(_f.id)
     for database in (SQLITE, POSTGRESQL)
@@ -158,7 +203,7 @@ _planned_by_id, _planned_by_id_pg = (
 PLANNED_BY_ID = Statement(_planned_by_id, "of_table", "wanted_ones", postgresql=_planned_by_id_pg)
 UNMEASURED_FILES = Statement(
     sa.select(_f.id)
-    .where(_f.table_id == bind("of_table"), sa.text("NOT table_files.has_statistics"), _visible)
+    .where(_f.table_id == bind("of_table"), sa.text("NOT table_files.has_statistics"), _visible, _rows_only)
     .limit(bind("most", sa.Integer))
     .offset(ZERO),
     "of_table",
@@ -178,6 +223,7 @@ ADDED_BY_OVERWRITES = Statement(
         _f.to_version.is_(None),
         _v.version > bind("since"),
         _v.operation == sa.literal_column("'overwrite'"),
+        _rows_only,
     )
     .order_by(_f.id),
     "of_table",
@@ -188,7 +234,7 @@ TOTALS_AT = Statement(
         sa.func.coalesce(sa.func.sum(_f.row_count), ZERO),
         sa.func.count(_f.id),
         sa.func.coalesce(sa.func.sum(_f.file_size), ZERO),
-    ).where(_f.table_id == bind("of_table"), _visible),
+    ).where(_f.table_id == bind("of_table"), _visible, _rows_only),
     "of_table",
     "at_version",
 )
@@ -215,6 +261,11 @@ class NewFile:
     has_statistics: bool = False
     stats: tuple[ColumnStats, ...] = ()
     footer: bytes | None = None
+    #: 0: rows; 1: positions of rows that are deleted.
+    content: int = 0
+    location: str | None = None
+    sequence_number: int | None = None
+    referenced_path: str | None = None
 
 
 @dataclass(frozen=True)
@@ -231,6 +282,10 @@ class TableChange:
     foreign: bool = False
     #: Asked under the table's lock, before anything is written; it raises if the change must not be.
     check: Callable[[Transaction], None] | None = None
+    #: The version whose rows it worked on: deletes that came since and touch a removed file are a conflict.
+    read_version: int | None = None
+    #: Whether it waits while an outside engine's retry has precedence.
+    waits: bool = True
 
 
 @dataclass(frozen=True)
@@ -263,16 +318,50 @@ class PlannedFile:
     spec_id: int
     partition_path: str
     partition_values: str
+    from_version: int = 0
+    sequence_number: int | None = None
+    location: str | None = None
     #: The row groups that can match; none: all of them.
     row_groups: tuple[int, ...] | None = None
 
 
 def planned_from(row: Row) -> PlannedFile:
     """A file from the columns of `PLANNED`."""
-    ident, path, size, kind, rows, groups, checksum, version, has_ids, has_stats, spec, shown_as, values = row
-    return PlannedFile(
-        ident, path, size, kind, rows, groups, checksum, version, bool(has_ids), bool(has_stats), spec, shown_as, values
-    )
+    ident, path, size, kind, rows, groups, checksum, version, has_ids, has_stats, *rest = row
+    return PlannedFile(ident, path, size, kind, rows, groups, checksum, version, bool(has_ids), bool(has_stats), *rest)
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteFile:
+    """A file of positions of deleted rows, visible in some version."""
+
+    id: int
+    file_path: str
+    file_size: int
+    row_count: int
+    spec_id: int
+    partition_values: str
+    from_version: int
+    sequence_number: int | None
+    location: str | None
+    referenced_path: str | None
+
+    def applies_to(self, file: PlannedFile) -> bool:
+        """Whether rows of a file may be among those it deletes.
+
+        A file that was there when it came has a lower or the same sequence number. A file of this book
+        has none of its own: it got one before any delete that came later.
+        """
+        if self.referenced_path is not None and self.referenced_path != file.file_path:
+            return False
+        if file.sequence_number is not None and self.sequence_number is not None:
+            return file.sequence_number <= self.sequence_number
+        return file.from_version <= self.from_version
+
+
+def delete_file_from(row: Row) -> DeleteFile:
+    """A file of deletes from the columns of `VISIBLE_DELETES`."""
+    return DeleteFile(row[0], row[1], row[2], row[4], row[10], row[12], row[13], row[14], row[15], row[16])
 
 
 def chunks(items: Iterable[T], size: int = CHUNK) -> Iterator[list[T]]:
@@ -313,19 +402,27 @@ def commit_change(transaction: Transaction, table: TableRecord, change: TableCha
     now = transaction.time_of(table.object_id)
     version = before["version"] + 1
     added, number = change.added, len(change.added)
+    if change.waits and before["hold_until"] > transaction.clock.now_ms():
+        raise HeldBack(before["hold_until"])
     if change.check is not None:
         change.check(transaction)
     removed = _end_files(transaction, table, change.removed, version)
-    plus = (number, sum(file.row_count for file in added), sum(file.file_size for file in added))
-    minus = (len(removed), sum(row["row_count"] for row in removed), sum(row["file_size"] for row in removed))
+    if change.read_version is not None and removed:
+        _refuse_new_deletes(transaction, table, removed, change.read_version)
+    if before["deleted_rows"] and removed:
+        removed += _end_lone_deletes(transaction, table, removed, version)
+    plus, deletes = _totals((file.content, file.row_count, file.file_size) for file in added)
+    minus, undone = _totals((row["content"], row["row_count"], row["file_size"]) for row in removed)
     files, rows, size = (gained - lost for gained, lost in zip(plus, minus, strict=True))
+    deleted = deletes - undone
     staged = change.first_staged_id is not None
-    row = transaction.one(ADD_TO_TABLE, rows, files, size, 0 if staged else number, now, table.id)
+    hold = before["hold_until"] if change.waits else 0
+    row = transaction.one(ADD_TO_TABLE, rows, deleted, files, size, hold, 0 if staged else number, now, table.id)
     assert row is not None
     captured_update(transaction, table.object_id, schema.tables, before, row)
     tick = transaction.clock.monotonic
     begun = tick()
-    update_table_statistics(transaction, table, rows, files, size, now)
+    update_table_statistics(transaction, table, rows, files, size, now, deleted)
     counted = tick()
     if change.foreign or transaction.retried_after is not None:
         require_unused(transaction, [file.file_path for file in added])
@@ -353,14 +450,65 @@ def commit_change(transaction: Transaction, table: TableRecord, change: TableCha
     return Committed(version, to_datetime(now), plus[1], minus[1], minus[0], seconds)
 
 
+class HeldBack(NoEffect):
+    """This book's own changes of the table wait a little for an outside engine."""
+
+    def __init__(self, until: int) -> None:
+        super().__init__(until)
+        self.until = until
+
+
+def _totals(files: Iterable[tuple[int, int, int]]) -> tuple[tuple[int, int, int], int]:
+    """Files, rows and bytes, and the rows that files of deletes name; of those, only the bytes count."""
+    number = rows = size = deletes = 0
+    for content, row_count, file_size in files:
+        size += file_size
+        if content:
+            deletes += row_count
+        else:
+            number += 1
+            rows += row_count
+    return (number, rows, size), deletes
+
+
+def _refuse_new_deletes(
+    transaction: Transaction, table: TableRecord, removed: Sequence[dict[str, Any]], since: int
+) -> None:
+    """Refuse to end files of which rows were deleted after they were read: they would come back."""
+    found = transaction.all(DELETES_SINCE, table.id, since)
+    if not found:
+        return
+    touched = [row_of(schema.table_files, row)["referenced_path"] for row in found]
+    paths = {row["file_path"] for row in removed}
+    if any(path is None or path in paths for path in touched):
+        raise FilesChanged(
+            "rows of the files were deleted by another change meanwhile",
+            on=table.shown,
+            remedy="Read the table again and repeat the change",
+        )
+
+
+def _end_lone_deletes(
+    transaction: Transaction, table: TableRecord, removed: Sequence[dict[str, Any]], version: int
+) -> list[dict[str, Any]]:
+    """End files of deletes whose only file has just been ended."""
+    already = {row["id"] for row in removed}
+    ended: list[dict[str, Any]] = []
+    for chunk in chunks(row["file_path"] for row in removed):
+        found = transaction.all(DELETES_ABOUT, table.id, transaction.listed(chunk))
+        ids = {row_of(schema.table_files, row)["id"] for row in found}
+        ended += _end_files(transaction, table, sorted(ids - already), version)
+    return ended
+
+
 def update_table_statistics(
-    transaction: Transaction, table: TableRecord, rows: int, files: int, size: int, now: int
+    transaction: Transaction, table: TableRecord, rows: int, files: int, size: int, now: int, deleted: int = 0
 ) -> None:
     """Add to the totals in `table_stats`."""
     found = transaction.one(STATS_ROW, table.id)
     if found is None:
         raise RegistryCorrupt("it has no statistics row", on=table.shown, remedy="Run `lakebook repair`")
-    row = transaction.one(ADD_TO_STATS, rows, files, size, now, table.id)
+    row = transaction.one(ADD_TO_STATS, rows, deleted, files, size, now, table.id)
     assert row is not None
     captured_update(transaction, table.object_id, schema.table_stats, row_of(schema.table_stats, found), row)
 
@@ -399,6 +547,10 @@ def update_table_files(
             "created_at": now,
             "modified_at": to_ms(file.modified_at),
             "retired_at": None,
+            "content": file.content,
+            "location": file.location,
+            "sequence_number": file.sequence_number,
+            "referenced_path": file.referenced_path,
         }
         for index, file in enumerate(files)
     )
@@ -460,6 +612,11 @@ def file_update(row: Mapping[str, Any], changes: Mapping[str, Any]) -> tuple[str
 def visible_files(reader: Reader, table_id: int, version: int, after: int, most: int) -> list[PlannedFile]:
     """Files of a version, in the order of their ids."""
     return [planned_from(row) for row in reader.all(VISIBLE_FILES, table_id, after, version, most)]
+
+
+def visible_deletes(reader: Reader, table_id: int, version: int) -> list[DeleteFile]:
+    """Files of deletes that a version has."""
+    return [delete_file_from(row) for row in reader.all(VISIBLE_DELETES, table_id, version)]
 
 
 def planned_by_id(reader: Reader, table_id: int, ids: Sequence[int]) -> list[PlannedFile]:

@@ -319,6 +319,7 @@ def create_table(transaction: Transaction, wanted: NewTable, commit_id: str) -> 
         "created_at": now,
         "updated_at": now,
         "deleted_at": None,
+        "hold_until": 0,
     }
     table_id = insert_new(transaction, object_id, schema.tables, row)
     metadata = {

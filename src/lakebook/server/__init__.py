@@ -1,0 +1,1 @@
+"""The Iceberg REST catalog: Lakebook's tables for Spark and for any other Iceberg client, over HTTP."""
