@@ -23,6 +23,8 @@
         │   ├── InvalidSchema
         │   ├── InvalidPartitioning
         │   ├── PathOutsideWarehouse
+        │   ├── InvalidMetadata
+        │   ├── NotAccepted
         │   └── InvalidOffset
         │       ├── OffsetOverflow
         │       ├── NegativeOffset
@@ -64,6 +66,8 @@
         ├── CursorExpired
         ├── SparkUnsuitable
         ├── InsertFailed
+        ├── NotPublishable
+        ├── PublishFailed
         ├── ReadFailed
         ├── SchemaOutdated
         ├── SchemaTooNew
@@ -221,6 +225,14 @@ class InvalidPartitioning(InvalidInput):
 
 class PathOutsideWarehouse(InvalidInput):
     """A path does not lie inside the warehouse."""
+
+
+class InvalidMetadata(InvalidInput):
+    """A file is not the metadata of an Iceberg table, or not one that Lakebook takes."""
+
+
+class NotAccepted(InvalidInput):
+    """A commit of an outside engine has something that Lakebook does not take."""
 
 
 class InvalidOffset(InvalidInput):
@@ -390,6 +402,14 @@ class SparkUnsuitable(TerminalError):
 
 class InsertFailed(TerminalError):
     """An insert failed; nothing of it is visible."""
+
+
+class NotPublishable(TerminalError):
+    """A table cannot be published as Iceberg without telling other engines something wrong."""
+
+
+class PublishFailed(TerminalError):
+    """Iceberg metadata could not be written; what is published is as it was before."""
 
 
 class ReadFailed(TerminalError):

@@ -38,6 +38,12 @@ POINTS = (
     "sweep.fenced",
     "sweep.folder_deleted",
     "lease.taken",
+    "publish.reserved",
+    "publish.manifests_written",
+    "publish.list_written",
+    "publish.metadata_written",
+    "publish.committed",
+    "publish.discarded",
     "migration.step",
     "migration.footers_moved",
 )

@@ -66,6 +66,9 @@ _SIGN = 2**63
 _WIDE_SIGN = 2**127
 _UNSIGNED = struct.Struct(">Q")
 _DOUBLE = struct.Struct(">d")
+# Iceberg's own forms have the lowest byte first.
+_INT32, _INT64 = struct.Struct("<i"), struct.Struct("<q")
+_FLOAT32, _FLOAT64 = struct.Struct("<f"), struct.Struct("<d")
 _DECIMAL = re.compile(r"decimal\(\s*(\d{1,2})\s*,\s*(\d{1,2})\s*\)", re.ASCII)
 _FIXED = re.compile(r"fixed\[\s*(\d{1,9})\s*\]", re.ASCII)
 
@@ -141,6 +144,40 @@ def encode_iceberg(kind: str, data: bytes) -> bytes | None:
         return bytes(data) if kind == "string" else codec.encode(from_bytes(codec.iceberg, bytes(data)))
     except (InvalidInput, TypeError, ValueError, ArithmeticError, struct.error):
         return None
+
+
+def to_iceberg(kind: str, encoded: bytes) -> bytes:
+    """An encoded value in Iceberg's single-value form; the reverse of `encode_iceberg`."""
+    codec = _codec(kind)
+    try:
+        match codec.iceberg:
+            case IntegerType() | DateType():
+                return _INT32.pack(_decode_int(encoded))
+            case FloatType() | DoubleType():
+                return _pack_floating(kind, _decode_double(encoded))
+            case DecimalType():
+                unscaled = _unscaled(encoded)
+                # As few bytes as it takes: a sign and the bits of a number or, below zero, of its complement.
+                length = (unscaled if unscaled >= 0 else ~unscaled).bit_length() // 8 + 1
+                return unscaled.to_bytes(length, "big", signed=True)
+            case BooleanType():
+                return b"\1" if _decode_boolean(encoded) else b"\0"
+            case UUIDType():
+                return _decode_uuid(encoded).bytes
+            case StringType() | BinaryType() | FixedType():
+                return bytes(encoded)
+            case _:
+                return _INT64.pack(_decode_int(encoded))
+    except (TypeError, ValueError, ArithmeticError, struct.error):
+        raise InvalidInput(f"{shown(encoded)} is not an encoded {kind}", on="column bounds") from None
+
+
+def _pack_floating(kind: str, number: float) -> bytes:
+    packed = (_FLOAT32 if kind == "float" else _FLOAT64).pack(number)
+    # Of NaN, and of what a float would have to round, there is no such form.
+    if math.isnan(number) or (kind == "float" and _FLOAT32.unpack(packed)[0] != number):
+        raise ValueError
+    return packed
 
 
 def sort_key(kind: str, encoded: bytes) -> int:

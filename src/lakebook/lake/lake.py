@@ -13,6 +13,7 @@ from lakebook.clock import Clock
 from lakebook.config import Settings
 from lakebook.errors import SparkUnsuitable
 from lakebook.iceberg.partitioning import order_from_json, spec_from_json
+from lakebook.iceberg.publishing import Publisher
 from lakebook.iceberg.schemas import schema_from_json
 from lakebook.lake.renewals import Renewals
 from lakebook.metrics import Metrics
@@ -78,6 +79,8 @@ class Lake:
         self.clock: Clock = registry.clock
         self.metrics: Metrics = registry.metrics
         self.renewals = Renewals(registry)
+        #: Publishes tables as Iceberg.
+        self.publisher = Publisher(registry, self.store)
         #: By table and schema version.
         self.shapes = Cache(_SHAPES, lambda _: 1)
         #: By path and checksum.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -130,8 +131,9 @@ class ParquetFormat:
         return frames.union(parts)
 
     def batches(self, plan: Plan, file: PlannedFile, wanted: Any, footer: Footer | None) -> Iterator[pa.RecordBatch]:
-        """The rows of a file in the asked-for columns, with its stored footer handed in."""
+        """The rows of a file in the asked-for columns, with its stored footer handed in; deleted rows are left out."""
         names = plan.lake.shape_of(plan.table, file.schema_version).schema
+        deleted = plan.deleted_rows(file)
         assert footer is not None
         metadata = footer.open(file.file_path)
         with plan.lake.store.open(file.file_path) as stream, pq.ParquetFile(stream, metadata=metadata) as opened:
@@ -139,15 +141,21 @@ class ParquetFormat:
             ids = {field.field_id for field in wanted.fields}
             present = [field.name for field in given.fields if field.field_id in ids]
             groups = list(file.row_groups) if file.row_groups is not None else None
+            if deleted is not None and groups is not None:
+                deleted = deleted.in_ranges(_rows_of(metadata, groups))
             if not present:
                 # Every column that is asked for is younger than the file.
                 rows = sum(metadata.row_group(number).num_rows for number in groups or range(metadata.num_row_groups))
+                rows -= len(deleted) if deleted is not None else 0
                 nulls = [pa.nulls(rows, field.type) for field in plain_schema(wanted)]
                 yield pa.RecordBatch.from_arrays(nulls, schema=plain_schema(wanted))
                 return
+            first = 0
             for batch in opened.iter_batches(row_groups=groups, columns=_quoted(opened, present)):
                 part = file_schema(batch.schema, names)
-                yield projected(batch, wanted, part)
+                found = projected(batch, wanted, part)
+                yield found if deleted is None else deleted.left_out_of(found, first)
+                first += batch.num_rows
 
     def count_rows(self, lake: Lake, path: str, size: int) -> int:
         """How many rows a file has, by the file itself."""
@@ -237,6 +245,12 @@ def _foreign_file(lake: Lake, shape: TableShape, found: Any) -> NewFile:
         stats=(stats + absent if laid_out is not None else ()) + partition_stats(shape.spec, shape.schema, record),
         footer=footer,
     )
+
+
+def _rows_of(metadata: pq.FileMetaData, groups: Sequence[int]) -> list[tuple[int, int]]:
+    """The numbers of the rows of row groups: for each the first, and the one after the last."""
+    ends = list(accumulate(metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)))
+    return [(ends[number] - metadata.row_group(number).num_rows, ends[number]) for number in groups]
 
 
 def _quoted(opened: pq.ParquetFile, names: Sequence[str]) -> list[str] | None:

@@ -20,15 +20,18 @@ from lakebook.lake.arrow_schemas import schema_of_file
 from lakebook.lake.footer_store import footers_for
 from lakebook.lake.lake import Lake, TableShape
 from lakebook.lake.measuring import PARQUET
+from lakebook.lake.position_deletes import DeletedRows, Positions
 from lakebook.predicates import Always, Predicate, all_of, fields_of
 from lakebook.registry.file_stats import ColumnStats, files_meeting, stats_of_files
 from lakebook.registry.leases import HORIZON, expired_version
 from lakebook.registry.table_files import (
     CHUNK,
+    DeleteFile,
     PlannedFile,
     chunks,
     planned_by_id,
     unmeasured_files,
+    visible_deletes,
     visible_files,
 )
 from lakebook.registry.tables import TableRecord
@@ -85,18 +88,66 @@ class Plan:
 
     @property
     def paths(self) -> list[str]:
-        """The paths of all files, in the form that other engines open."""
+        """The paths of all files, in the form that other engines open; deleted rows are still in them."""
         return [self.lake.store.uri(file.file_path) for file in self.files]
 
     @property
     def row_count(self) -> int:
-        """The rows of all files; more than match, unless there is no predicate."""
+        """The rows of all files; more than match, unless there is no predicate and nothing is deleted in them."""
         return sum(file.row_count for file in self.files)
 
     @property
     def total_size(self) -> int:
         """The bytes of all files."""
         return sum(file.file_size for file in self.files)
+
+    # --- deleted rows --------------------------------------------------------------
+
+    @cached_property
+    def deletes(self) -> tuple[DeleteFile, ...]:
+        """The files of deletes that the version has: of all its files, not only of those that can match."""
+        key = (self.table.id, self.version)
+        kept: tuple[DeleteFile, ...] | None = self.lake.plans.get(key)
+        if kept is None:
+            kept = tuple(
+                self.lake.registry.read_with(lambda reader: visible_deletes(reader, self.table.id, self.version))
+            )
+            require_readable(self.lake, self.table, self.version)
+            self.lake.plans.put(key, kept)
+        return kept
+
+    def deletes_for(self, file: PlannedFile) -> tuple[DeleteFile, ...]:
+        """The files of deletes that may name rows of a file; most plans have none."""
+        if not self.deletes:
+            return ()
+        by_path, by_partition = self._scoped
+        found = [*by_path.get(file.file_path, ()), *by_partition.get((file.spec_id, file.partition_values), ())]
+        return tuple(delete for delete in found if delete.applies_to(file))
+
+    def deleted_rows(self, file: PlannedFile) -> Positions | None:
+        """The numbers of a file's deleted rows, from the files of deletes; none if there are none."""
+        deletes = self.deletes_for(file)
+        return self._deleted.of(self.location_of(file), file.row_count, deletes) if deletes else None
+
+    def location_of(self, file: PlannedFile | DeleteFile) -> str:
+        """Where a file is, as Iceberg's metadata and files of deletes spell it."""
+        return file.location or self.lake.store.uri(file.file_path)
+
+    @cached_property
+    def _scoped(self) -> tuple[dict[str, list[DeleteFile]], dict[tuple[int, str], list[DeleteFile]]]:
+        """The deletes about one file by its path, and the others by their partition."""
+        by_path: dict[str, list[DeleteFile]] = {}
+        by_partition: dict[tuple[int, str], list[DeleteFile]] = {}
+        for delete in self.deletes:
+            if delete.referenced_path is not None:
+                by_path.setdefault(delete.referenced_path, []).append(delete)
+            else:
+                by_partition.setdefault((delete.spec_id, delete.partition_values), []).append(delete)
+        return by_path, by_partition
+
+    @cached_property
+    def _deleted(self) -> DeletedRows:
+        return DeletedRows(self.lake.store)
 
 
 def make_plan(lake: Lake, table: TableRecord, version: int, schema_version: int, where: Any) -> Plan:
@@ -124,7 +175,7 @@ def _search(plan: Plan) -> Iterator[PlannedFile]:
         return
     whole = all_of([predicate, partition_tests(predicate, plan.shape.spec, plan.schema)])
     candidates = _driven(plan, whole) if plan.table.format == PARQUET else None
-    files = _by_ids(plan, candidates) if candidates is not None else _all_files(plan)
+    files = files_of(plan, candidates) if candidates is not None else _all_files(plan)
     matching = compile_may_match(whole)
     fields = sorted(fields_of(whole))
     for chunk in chunks(files):
@@ -145,7 +196,8 @@ def _all_files(plan: Plan) -> Iterator[PlannedFile]:
         after = page[-1].id
 
 
-def _by_ids(plan: Plan, ids: Sequence[int]) -> Iterator[PlannedFile]:
+def files_of(plan: Plan, ids: Sequence[int]) -> Iterator[PlannedFile]:
+    """Files of a plan's table by their ids."""
     for chunk in chunks(ids):
         yield from plan.lake.registry.read_with(lambda reader: planned_by_id(reader, plan.table.id, chunk))  # noqa: B023
 

@@ -43,7 +43,7 @@ def check_columns(columns: Sequence[str] | None, plan: Plan) -> None:
 
 
 def read_frame(spark: SparkSession, plan: Plan, lease: Lease, columns: Sequence[str] | None = None) -> DataFrame:
-    """A DataFrame over exactly the files of a plan, right by field id at every depth."""
+    """A DataFrame over exactly the files of a plan, right by field id at every depth, without deleted rows."""
     check_columns(columns, plan)
     check_session(spark)
     lease.check()
@@ -81,6 +81,19 @@ def read_batches(plan: Plan, lease: Lease, columns: Sequence[str] | None = None)
                     if rows.num_rows:
                         yield from rows.select(keep).to_batches()
     lease.check()
+
+
+def rows_left(plan: Plan, lease: Lease) -> int:
+    """How many rows the files of a plan have, without those that are deleted; only files of deletes are read."""
+    number = 0
+    for chunk in _planned(plan, lease):
+        lease.check()
+        for file in chunk:
+            with _pinned_files(lease, file.file_path):
+                deleted = plan.deleted_rows(file)
+            number += file.row_count - (0 if deleted is None else len(deleted))
+    lease.check()
+    return number
 
 
 def _planned(plan: Plan, lease: Lease) -> Iterator[list[PlannedFile]]:

@@ -1,8 +1,8 @@
 """Overwriting, deleting and replacing: the same transaction as an insert, which also ends files.
 
 A change works on the files of one version. It conflicts with another if that one has ended a
-file it works on, or if both overwrite the same rows; then nothing happens and the error says that
-it can be repeated.
+file it works on or has deleted rows of it, or if both overwrite the same rows; then nothing happens
+and the error says that it can be repeated.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from lakebook.lake.inserting import (
 )
 from lakebook.lake.lake import Lake
 from lakebook.lake.leasing import Lease, acquire
-from lakebook.lake.planning import Plan, known_bounds, make_plan
-from lakebook.lake.reading import read_frame
+from lakebook.lake.planning import Plan, files_of, known_bounds, make_plan
+from lakebook.lake.reading import read_frame, rows_left
 from lakebook.lake.steps import Steps
 from lakebook.names import shown
 from lakebook.predicates import Always, fields_of
@@ -80,6 +80,7 @@ def overwrite(
             [file.id for file in (*whole, *partly)],
             summary,
             check=lambda transaction: _refuse_rivals(transaction, plan, wanted),
+            read_version=lease.version,
         )
         with steps.step("commit"):
             committed = attempt.commit(change)
@@ -129,13 +130,17 @@ def delete(
             assert rest is not None
             files = insert_data(lake, table, attempt, rest, steps, lease.schema_version)
             # Nothing matched in the end: leave the files as they are.
-            if sum(file.row_count for file in files) == sum(file.row_count for file in partly):
+            if sum(file.row_count for file in files) == rows_left(_whole(plan, partly), lease):
                 partly, files = [], []
                 lake.store.delete_folder(attempt.folder)
         if not whole and not partly:
             return nothing_done(table, "delete", attempt.commit_id, steps)
         change = TableChange(
-            "delete" if not files else "overwrite", files, [file.id for file in (*whole, *partly)], summary
+            "delete" if not files else "overwrite",
+            files,
+            [file.id for file in (*whole, *partly)],
+            summary,
+            read_version=lease.version,
         )
         with steps.step("commit"):
             committed = attempt.commit(change)
@@ -153,25 +158,25 @@ def replace(
     summary = check_properties(properties)
     steps = Steps(lake.clock)
     wanted = list(dict.fromkeys(paths))
-    with one_clear_error(table), Attempt(lake, table) as attempt:
+    with one_clear_error(table), acquire(lake, table) as lease, Attempt(lake, table) as attempt:
         rows = lake.registry.read_with(lambda reader: files_by_path(reader, wanted))
-        strange = [path for path in wanted if path not in rows or rows[path]["table_id"] != table.id]
+        own = {path for path, row in rows.items() if row["table_id"] == table.id and not row["content"]}
+        strange = [path for path in wanted if path not in own]
         if strange or not wanted:
             raise InvalidInput(
                 f"the table has no file {shown(strange[0])}" if strange else "no file was named", on=table.shown
             )
         files = insert_data(lake, table, attempt, frame, steps)
-        before, after = (
-            sum(row["row_count"] for row in rows.values()),
-            sum(file.row_count for file in files),
-        )
+        plan = make_plan(lake, table, lease.version, lease.schema_version, None)
+        ids = sorted(row["id"] for row in rows.values())
+        before, after = rows_left(_whole(plan, files_of(plan, ids)), lease), sum(file.row_count for file in files)
         if before != after:
             raise InvalidTable(
                 f"the files have {before} rows and their replacement {after}",
                 on=table.shown,
                 remedy="A replacement changes no rows; use overwrite",
             )
-        change = TableChange("replace", files, [row["id"] for row in rows.values()], summary)
+        change = TableChange("replace", files, ids, summary, read_version=lease.version)
         with steps.step("commit"):
             committed = attempt.commit(change)
         return report(lake, table, attempt, change, committed, steps)
@@ -198,9 +203,13 @@ def _remaining(spark: SparkSession, plan: Plan, files: Sequence[PlannedFile], le
     """The rows of partly matching files that stay."""
     if not files:
         return None
-    # Whole files: a row group that cannot match is one whose rows all stay.
-    every = dataclasses.replace(plan, predicate=Always(True), given=tuple(files))
-    return frames.not_matching(read_frame(spark, every, lease), plan.predicate)
+    return frames.not_matching(read_frame(spark, _whole(plan, files), lease), plan.predicate)
+
+
+def _whole(plan: Plan, files: Iterable[PlannedFile]) -> Plan:
+    """A plan of all rows of some files: also of row groups that cannot match, for their rows stay."""
+    every = tuple(dataclasses.replace(file, row_groups=None) for file in files)
+    return dataclasses.replace(plan, predicate=Always(True), given=every)
 
 
 def _partition_record(plan: Plan, partition: Mapping[str, Any]) -> Callable[[Any], bool]:

@@ -109,8 +109,8 @@ class PinnedTable:
         return read_batches(self.plan(where), self.lease, columns)
 
     def count(self) -> int:
-        """The number of rows, from the registry."""
-        return count_rows(self._lake, self.lease.table, self.lease.version)
+        """The number of rows, from the registry; where rows are deleted, the files of deletes are read."""
+        return count_rows(self._lake, self.lease)
 
     def __enter__(self) -> PinnedTable:
         return self
@@ -400,10 +400,13 @@ class Table:
             return pinned.to_arrow(where, columns)
 
     def count(self) -> int:
-        """The number of rows, from the registry."""
-        return self._current().row_count
+        """The number of rows, from the registry; where rows are deleted, the files of deletes are read."""
+        record = self._current()
+        if not record.deleted_rows:
+            return record.row_count
+        with self.pin() as pinned:
+            return pinned.count()
 
     def min_max(self, column: str) -> Extremes | None:
         """The least and largest value of a column from the registry, or none where only the files know."""
-        record = self._current()
-        return extremes(self._lake, record, record.version, record.schema_version, column)
+        return extremes(self._lake, self._current(), column)

@@ -47,7 +47,8 @@ class TableVersion:
     committed_at: datetime
 
 
-def _version_from(row: Row) -> TableVersion:
+def version_from(row: Row) -> TableVersion:
+    """A version from a row of all columns."""
     values = row_of(schema.table_versions, row)
     del values["table_id"]
     values["committed_at"] = to_datetime(values["committed_at"])
@@ -57,5 +58,5 @@ def _version_from(row: Row) -> TableVersion:
 def list_versions(reader: Reader, table_id: int, below: int | None, most: int) -> list[TableVersion]:
     """Versions of a table, the newest first."""
     return [
-        _version_from(row) for row in reader.all(LIST_VERSIONS, table_id, MAX_BIGINT if below is None else below, most)
+        version_from(row) for row in reader.all(LIST_VERSIONS, table_id, MAX_BIGINT if below is None else below, most)
     ]

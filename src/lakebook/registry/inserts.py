@@ -141,9 +141,11 @@ class UnsweptInsert:
     swept_at: int | None
 
 
-def open_insert(transaction: Transaction, commit_id: str, table_id: int, folder: str | None, alive: float) -> None:
+def open_insert(
+    transaction: Transaction, commit_id: str, table_id: int, folder: str | None, alive: float, kind: str = INSERT
+) -> None:
     """Open the commit row of an attempt, and name its folder."""
-    open_commit_row(transaction, commit_id, INSERT)
+    open_commit_row(transaction, commit_id, kind)
     now = transaction.clock.now_ms()
     transaction.run(INSERT_INSERT, commit_id, table_id, folder, None, None, now, now + round(alive * 1000), None)
 

@@ -235,7 +235,7 @@ _ROWS = {
                     "object_id",
                 ),
             )
-            for rows in (schema.table_metadata, schema.table_files, schema.table_stats)
+            for rows in (schema.table_metadata, schema.table_files, schema.table_stats, schema.table_snapshots)
         ),
     ],
 }
