@@ -30,8 +30,10 @@ if TYPE_CHECKING:
     from lakebook.lake.cleaning import Cleaner
     from lakebook.lake.inserting import InsertReport
     from lakebook.lake.planning import Plan
+    from lakebook.lake.published import PendingReport, PublishReport
     from lakebook.lake.table import PinnedTable, Table, TableDescription
     from lakebook.lake.tables import Tables
+    from lakebook.registry.publishing import SnapshotRecord
     from lakebook.spark.session import spark_session
 
 # Loaded when they are first asked for: whoever uses streams alone need not wait for Arrow and PyIceberg.
@@ -39,8 +41,11 @@ _LAZY = {
     "Appender": "lakebook.lake.appender",
     "Cleaner": "lakebook.lake.cleaning",
     "InsertReport": "lakebook.lake.inserting",
+    "PendingReport": "lakebook.lake.published",
     "PinnedTable": "lakebook.lake.table",
     "Plan": "lakebook.lake.planning",
+    "PublishReport": "lakebook.lake.published",
+    "SnapshotRecord": "lakebook.registry.publishing",
     "Table": "lakebook.lake.table",
     "TableDescription": "lakebook.lake.table",
     "Tables": "lakebook.lake.tables",
@@ -76,9 +81,12 @@ __all__ = [
     "Page",
     "Partition",
     "PartitionLag",
+    "PendingReport",
     "PinnedTable",
     "Plan",
+    "PublishReport",
     "SegmentInfo",
+    "SnapshotRecord",
     "Table",
     "TableDescription",
     "Tables",

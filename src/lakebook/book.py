@@ -32,9 +32,12 @@ from lakebook.streams.metadata_store import MetadataStore
 
 if TYPE_CHECKING:
     # Arrow, PyIceberg and Spark are loaded by who uses tables.
+    from lakebook.iceberg.catalog import LakebookCatalog
     from lakebook.lake.checking import Repaired
     from lakebook.lake.cleaning import Cleaner
+    from lakebook.lake.debts import Settled
     from lakebook.lake.lake import Lake
+    from lakebook.lake.published import PendingReport
     from lakebook.lake.table import Table
     from lakebook.lake.tables import Tables
 
@@ -91,6 +94,18 @@ class Book:
             if lease.kept_until_closed:
                 lease.close()
 
+    def catalog(self, name: str = "lakebook") -> LakebookCatalog:
+        """The tables as a PyIceberg catalog, for reading and writing by other engines."""
+        from lakebook.lake.catalogs import catalog_of
+
+        return catalog_of(self.lake, name)
+
+    def settle_debts(self) -> Settled:
+        """Take the footers and checksums of files that outside engines brought, as far as they are owed."""
+        from lakebook.lake.debts import settle_debts
+
+        return settle_debts(self.lake)
+
     @property
     def cleaner(self) -> Cleaner:
         """Expires history, deletes retired files, sweeps what inserts left."""
@@ -99,7 +114,7 @@ class Book:
         return Cleaner(self.lake)
 
     def close(self) -> None:
-        """End every lease and close every connection."""
+        """Publish what this process has changed, end every lease and close every connection."""
         if self._lake is not None:
             self._lake.close()
         self.metadata.close()
@@ -136,6 +151,17 @@ class Book:
         # Nothing of a stream can be mended without guessing.
         repaired.left += self._registry.in_snapshot(lambda reader: verify_streams(reader, progress)).findings
         return repaired
+
+    def publish_pending(
+        self, progress: Callable[[int, int, str], None] = lambda done, total, table: None
+    ) -> PendingReport:
+        """Publish every table as Iceberg that has versions which are not, whoever made them.
+
+        `progress` is told how many tables are done, of how many, and which is next. One that fails stops no other.
+        """
+        from lakebook.lake.published import publish_pending
+
+        return publish_pending(self.lake, progress)
 
     def upgrade_footers(self, progress: Callable[[int], None] = lambda done: None) -> tuple[int, list[str]]:
         """Turn footers of format version 1 into version 2; how many, and the paths of broken ones."""

@@ -27,6 +27,8 @@ GAUGES = {
     "table_files": "Visible files of live tables.",
     "table_rows": "Rows of live tables.",
     "table_bytes": "Bytes in the visible files of live tables.",
+    "unpublished_tables": "Live tables of format parquet with versions that are not published as Iceberg.",
+    "unpublished_versions": "Versions of live tables that are not published as Iceberg.",
     "leases": "Leases of readers, also those that have run out and are not removed yet.",
     "inserts": "Changes of tables whose folders have not been swept quiet yet.",
     "events": "Captured events that are kept.",
@@ -110,6 +112,15 @@ class Metrics:
             buckets=_BUCKETS,
             registry=self._collectors,
         )
+        self._publishes = Counter(
+            "lakebook_publishes", "Tables published as Iceberg, by outcome.", ["outcome"], registry=self._collectors
+        )
+        self._publish_seconds = Histogram(
+            "lakebook_publish_seconds",
+            "How long it takes to publish a table.",
+            buckets=_BUCKETS,
+            registry=self._collectors,
+        )
         self._repairs = Counter(
             "lakebook_repairs", "Things a reader or `repair` has mended.", ["what"], registry=self._collectors
         )
@@ -147,6 +158,11 @@ class Metrics:
         self._bytes.labels(operation).inc(size)
         for step, spent in seconds.items():
             self._steps.labels(step).observe(max(0.0, spent))
+
+    def count_publish(self, outcome: str, seconds: float) -> None:
+        """Count an attempt to publish a table, which may have had nothing to do."""
+        self._publishes.labels(outcome).inc()
+        self._publish_seconds.observe(max(0.0, seconds))
 
     def count_repair(self, what: str) -> None:
         """Count something that was mended."""

@@ -33,6 +33,8 @@ def test_gauges_say_what_the_registry_holds(book: Book) -> None:
         "table_files": 1,
         "table_rows": 2,
         "table_bytes": table.record.total_size,
+        "unpublished_tables": 1,
+        "unpublished_versions": 2,
         "leases": 1,
         "inserts": 1,
         "events": 3 + 5 + 2 + 2 + 3 + 3,  # created, recorded, committed, removed; a table created, filled

@@ -13,9 +13,9 @@ from lakebook import errors
 PUBLIC = {
     "AppendResult", "AppendTurn", "Appender", "Book", "Cleaner", "ConsumerGroup", "ConsumerOffset", "Cursor",
     "Event", "EventBatch", "GroupState", "InsertReport", "LakebookError", "MetadataStore", "OffsetCommit",
-    "OffsetReset", "Page", "Partition", "PartitionLag", "PinnedTable", "Plan", "SegmentInfo", "Table",
-    "TableDescription", "Tables", "TemporaryFile", "TerminalError", "Topic", "TopicConfig", "TransientError",
-    "open", "spark_session",
+    "OffsetReset", "Page", "Partition", "PartitionLag", "PendingReport", "PinnedTable", "Plan", "PublishReport",
+    "SegmentInfo", "SnapshotRecord", "Table", "TableDescription", "Tables", "TemporaryFile", "TerminalError",
+    "Topic", "TopicConfig", "TransientError", "open", "spark_session",
 }  # fmt: skip
 
 SPECIFIED = {

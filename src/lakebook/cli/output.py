@@ -13,6 +13,7 @@ from typing import IO, Any
 import click
 from rich import box
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -99,6 +100,21 @@ def working(what: str, stream: IO[str] | None = None) -> Iterator[Callable[[str]
         return
     with console.status(Text(what)) as status:
         yield lambda step: status.update(Text(one_line(step)))
+
+
+@contextmanager
+def advancing(what: str) -> Iterator[Callable[[int, int, str], None]]:
+    """Show a bar on a terminal; what is yielded tells how many are done, of how many, and which is next."""
+    console = progress_console()
+    if console is None:
+        yield lambda done, total, step: None
+        return
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total, step: bar.update(
+            task, completed=done, total=total, description=one_line(f"{what} {step}")
+        )
 
 
 def shown_value(value: object) -> str:

@@ -25,8 +25,9 @@ from lakebook.cli.commands import (
     walk,
     yes_option,
 )
-from lakebook.cli.output import print_fields, print_json, print_line, print_table, working
+from lakebook.cli.output import advancing, print_fields, print_json, print_line, print_table, working
 from lakebook.cli.spark import spark_started
+from lakebook.clock import to_datetime
 from lakebook.errors import InvalidTable, NamespaceNotFound, SparkUnsuitable
 from lakebook.names import shown
 from lakebook.registry.table_files import PlannedFile
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     # These load Arrow and PyIceberg, for which no other command shall wait.
     from lakebook.iceberg.evolution import SchemaUpdate
     from lakebook.lake.inserting import InsertReport
+    from lakebook.lake.published import PublishReport
     from lakebook.lake.table import Table, TableDescription
 
 _FORMATS = click.Choice(["parquet", "json"])
@@ -150,7 +152,7 @@ def _of_every_namespace(book: Book, prefix: str) -> Iterator[TableRecord]:
 def describe(place: Place, name: str, namespace: str | None, as_json: bool) -> None:
     """Describe the table NAME.
 
-    It has columns with their ids, partitioning, totals and properties.
+    It has columns with their ids, partitioning, totals, properties, and what it is published as.
     """
     with place.open() as book:
         described = book.table(name, namespace=namespace).describe()
@@ -176,6 +178,8 @@ def _print_description(described: TableDescription) -> None:
             "bytes": described.total_size,
             "created": described.created_at,
             "changed": described.last_modified,
+            "published": described.published_version,
+            "metadata": described.metadata_location,
         }
     )
     print_line("")
@@ -467,6 +471,81 @@ def delete_rows(place: Place, name: str, where: str, namespace: str | None, spar
         print_line(f"deleted {deleted} row(s) from {report.table}, which is now at version {report.version}")
     else:
         print_line(f"no row matches; {report.table} is as it was")
+
+
+# --- what other engines see --------------------------------------------------------
+
+
+@tables.command()
+@click.argument("name", required=False)
+@click.option("--all", "every", is_flag=True, help="Publish all tables that have something to publish.")
+@namespace_option
+@json_option
+@click.pass_context
+def publish(context: click.Context, name: str | None, every: bool, namespace: str | None, as_json: bool) -> None:
+    """Publish the table NAME, or all tables, as Iceberg.
+
+    Every version that is not published yet gets into a snapshot.
+
+    The exit code is 1 if a table could not be published.
+    """
+    if (name is None) != every or (every and namespace is not None):
+        raise click.UsageError("Name a table, or give --all.")
+    place = context.find_object(Place)
+    assert place is not None
+    if name is not None:
+        with place.open() as book, working("publishing"):
+            done = book.table(name, namespace=namespace).publish()
+        print_json(done) if as_json else _print_published(done)
+        return
+    with place.open() as book, advancing("publishing") as say:
+        pending = book.publish_pending(say)
+    if as_json:
+        print_json(pending)
+    else:
+        for done in pending.published:
+            _print_published(done)
+        for failed, why in pending.failed:
+            print_line(f"failed: {failed}: {why}")
+        print_line(f"published {len(pending.published)} table(s), {len(pending.failed)} failed")
+    context.exit(1 if pending.failed else 0)
+
+
+def _print_published(done: PublishReport) -> None:
+    print_line(f"{done.table} is published at version {done.version}: {done.metadata_location}")
+
+
+@tables.command()
+@click.argument("name")
+@namespace_option
+@json_option
+@pass_place
+def snapshots(place: Place, name: str, namespace: str | None, as_json: bool) -> None:
+    """List the Iceberg snapshots of the table NAME.
+
+    Those that its published metadata lists, the oldest first.
+    """
+    with place.open() as book:
+        found = book.table(name, namespace=namespace).snapshots()
+    if as_json:
+        print_json(found)
+        return
+    print_table(
+        ("snapshot", "version", "sequence", "operation", "added rows", "deleted rows", "rows", "committed"),
+        [
+            (
+                snapshot.snapshot_id,
+                snapshot.version,
+                snapshot.sequence_number,
+                snapshot.summary.get("operation"),
+                snapshot.summary.get("added-records"),
+                snapshot.summary.get("deleted-records"),
+                snapshot.summary.get("total-records"),
+                to_datetime(snapshot.timestamp_ms),
+            )
+            for snapshot in found
+        ],
+    )
 
 
 # --- columns -----------------------------------------------------------------------

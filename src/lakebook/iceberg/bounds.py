@@ -149,35 +149,13 @@ def encode_iceberg(kind: str, data: bytes) -> bytes | None:
 def to_iceberg(kind: str, encoded: bytes) -> bytes:
     """An encoded value in Iceberg's single-value form; the reverse of `encode_iceberg`."""
     codec = _codec(kind)
+    write = _TO_ICEBERG.get(kind)
+    if write is None:
+        write = _write_decimal if isinstance(codec.iceberg, DecimalType) else bytes
     try:
-        match codec.iceberg:
-            case IntegerType() | DateType():
-                return _INT32.pack(_decode_int(encoded))
-            case FloatType() | DoubleType():
-                return _pack_floating(kind, _decode_double(encoded))
-            case DecimalType():
-                unscaled = _unscaled(encoded)
-                # As few bytes as it takes: a sign and the bits of a number or, below zero, of its complement.
-                length = (unscaled if unscaled >= 0 else ~unscaled).bit_length() // 8 + 1
-                return unscaled.to_bytes(length, "big", signed=True)
-            case BooleanType():
-                return b"\1" if _decode_boolean(encoded) else b"\0"
-            case UUIDType():
-                return _decode_uuid(encoded).bytes
-            case StringType() | BinaryType() | FixedType():
-                return bytes(encoded)
-            case _:
-                return _INT64.pack(_decode_int(encoded))
+        return write(encoded)
     except (TypeError, ValueError, ArithmeticError, struct.error):
         raise InvalidInput(f"{shown(encoded)} is not an encoded {kind}", on="column bounds") from None
-
-
-def _pack_floating(kind: str, number: float) -> bytes:
-    packed = (_FLOAT32 if kind == "float" else _FLOAT64).pack(number)
-    # Of NaN, and of what a float would have to round, there is no such form.
-    if math.isnan(number) or (kind == "float" and _FLOAT32.unpack(packed)[0] != number):
-        raise ValueError
-    return packed
 
 
 def sort_key(kind: str, encoded: bytes) -> int:
@@ -402,4 +380,59 @@ _PLAIN = {
     "string": _Codec(_encode_string, _decode_string, _leading, StringType()),
     "uuid": _Codec(_encode_uuid, _decode_uuid, _leading, UUIDType()),
     "binary": _Codec(_encode_bytes, bytes, _leading, BinaryType()),
+}
+
+
+# --- Iceberg's form ------------------------------------------------------------
+
+
+def _write_int(encoded: bytes) -> bytes:
+    return _INT32.pack(_decode_int(encoded))
+
+
+def _write_long(encoded: bytes) -> bytes:
+    return _INT64.pack(_decode_int(encoded))
+
+
+def _write_float(encoded: bytes) -> bytes:
+    number = _decode_double(encoded)
+    packed = _FLOAT32.pack(number)
+    # Neither NaN nor what would be rounded; a rounded bound is none.
+    if _FLOAT32.unpack(packed)[0] != number:
+        raise ValueError
+    return packed
+
+
+def _write_double(encoded: bytes) -> bytes:
+    number = _decode_double(encoded)
+    if math.isnan(number):
+        raise ValueError
+    return _FLOAT64.pack(number)
+
+
+def _write_decimal(encoded: bytes) -> bytes:
+    unscaled = _unscaled(encoded)
+    # As few bytes as it takes, one bit of them for the sign.
+    length = (unscaled if unscaled >= 0 else ~unscaled).bit_length() // 8 + 1
+    return unscaled.to_bytes(length, "big", signed=True)
+
+
+def _write_boolean(encoded: bytes) -> bytes:
+    return _encode_boolean(_decode_boolean(encoded))
+
+
+def _write_uuid(encoded: bytes) -> bytes:
+    return _decode_uuid(encoded).bytes
+
+
+_TO_ICEBERG: dict[str, Callable[[bytes], bytes]] = {
+    "boolean": _write_boolean,
+    "int": _write_int,
+    "date": _write_int,
+    "float": _write_float,
+    "double": _write_double,
+    **dict.fromkeys(("long", "time", "timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"), _write_long),
+    "string": bytes,
+    "uuid": _write_uuid,
+    "binary": bytes,
 }

@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from pydantic_core import to_json
 from pyiceberg.avro.codecs import AVRO_CODEC_KEY
-from pyiceberg.avro.decoder import new_decoder
+from pyiceberg.avro.decoder import StreamingBinaryDecoder, new_decoder
 from pyiceberg.avro.encoder import BinaryEncoder
 from pyiceberg.avro.file import MAGIC, META_SCHEMA, SYNC_SIZE, AvroFileHeader
 from pyiceberg.avro.resolver import ConstructWriter, construct_reader, construct_writer, resolve_reader
@@ -67,6 +67,7 @@ FANOUT = 8
 MOST_MERGED = 50_000
 
 _VERSION: Literal[2] = 2
+_AVRO_SCHEMA = "avro.schema"
 _CUT = 16
 _PATH_FIELD = 2_147_483_546
 _BLOCK_ENTRIES = 500
@@ -307,11 +308,12 @@ def without(
     if not found:
         return manifest, found
     with _manifest_writer(io, location, spec, schema, snapshot_id, manifest.content) as writer:
-        for entry in entries_of(io, manifest):
+        for entry, encoded in _entries(io, manifest, writer.described):
             if entry.status == _DELETED or entry.data_file.file_path not in found:
-                writer.carry(entry)
+                writer.carry(entry, encoded)
             elif entry.status != _ADDED or entry.snapshot_id != snapshot_id:
-                writer.write(_DELETED, snapshot_id, entry.sequence_number, entry.file_sequence_number, entry.data_file)
+                numbers = (snapshot_id, entry.sequence_number, entry.file_sequence_number)
+                writer.write(_DELETED, *numbers, entry.data_file, encoded)
             # A file that this very snapshot had added was never there.
     return writer.manifest_file(), found
 
@@ -334,8 +336,19 @@ def merged(
         return None
     with _manifest_writer(io, location, spec, schema, snapshot_id, manifests[0].content) as writer:
         for manifest in manifests:
-            for entry in entries_of(io, manifest):
-                writer.carry(entry)
+            for entry, encoded in _entries(io, manifest, writer.described):
+                writer.carry(entry, encoded)
+    return writer.manifest_file()
+
+
+def only_added(
+    io: FileIO, location: str, manifest: ManifestFile, spec: PartitionSpec, schema: Schema, snapshot_id: int
+) -> ManifestFile:
+    """Write a manifest of only what a snapshot has added in another; it gets its sequence number anew."""
+    with _manifest_writer(io, location, spec, schema, snapshot_id, manifest.content) as writer:
+        for entry, encoded in _entries(io, manifest, writer.described):
+            if entry.status == _ADDED and entry.snapshot_id == snapshot_id:
+                writer.write(_ADDED, snapshot_id, None, None, entry.data_file, encoded)
     return writer.manifest_file()
 
 
@@ -393,64 +406,60 @@ def entries_of(io: FileIO, manifest: ManifestFile) -> Iterator[ManifestEntry]:
 
     The sequence numbers of a manifest that is not in a list yet are not known: they stay none.
     """
-    types = {-1: ManifestEntry, 2: DataFile}
-    enums = {0: ManifestEntryStatus, 101: FileFormat, 134: DataFileContent}
-    count = 0
-    for entry in _records(io, manifest.manifest_path, MANIFEST_ENTRY_SCHEMAS[_VERSION], types, enums):
-        count += 1
-        if entry.snapshot_id is None and manifest.added_snapshot_id is not None:
-            entry.snapshot_id = manifest.added_snapshot_id
-        if entry.status == _ADDED and manifest.sequence_number != UNASSIGNED_SEQ:
-            if entry.sequence_number is None:
-                entry.sequence_number = manifest.sequence_number
-            if entry.file_sequence_number is None:
-                entry.file_sequence_number = manifest.sequence_number
-        entry.data_file.spec_id = manifest.partition_spec_id
-        yield entry
-    if count != _live(manifest) + (manifest.deleted_files_count or 0):
-        raise ObjectTruncated(f"it has {count} entries, and not those it was listed with", on=manifest.manifest_path)
+    return (entry for entry, _ in _entries(io, manifest))
 
 
 def live_entries(io: FileIO, manifest: ManifestFile) -> Iterator[ManifestEntry]:
     """The entries of a manifest whose files are there."""
-    return (entry for entry in entries_of(io, manifest) if entry.status != _DELETED)
+    return (entry for entry, _ in _entries(io, manifest) if entry.status != _DELETED)
 
 
 def read_manifest_list(io: FileIO, location: str) -> list[ManifestFile]:
     """The manifests of a snapshot."""
-    types = {-1: ManifestFile, 508: PartitionFieldSummary}
-    return list(_records(io, location, MANIFEST_LIST_FILE_SCHEMAS[_VERSION], types, {517: ManifestContent}))
+    source = _AvroInput(io, location)
+    types: dict[int, Any] = {-1: ManifestFile, 508: PartitionFieldSummary}
+    reader = resolve_reader(source.schema, MANIFEST_LIST_FILE_SCHEMAS[_VERSION], types, {517: ManifestContent})
+    found = []
+    for count, block in source.blocks():
+        decoder = new_decoder(block)
+        found += [reader.read(decoder) for _ in range(count)]
+    return found
 
 
-def _records(
-    io: FileIO,
-    location: str,
-    schema: Schema,
-    types: dict[int, Any],
-    enums: dict[int, Any],
-) -> Iterator[Any]:
-    """The records of an Avro file, a block at a time.
-
-    PyIceberg's own reader takes a file that ends too early for a whole one.
-    """
-    with io.new_input(location).open() as stream:
-        data = stream.read()
-    if not data.startswith(MAGIC):
-        raise ObjectTruncated("it is no Avro file", on=location)
-    decoder = new_decoder(data)
-    header: AvroFileHeader = construct_reader(META_SCHEMA, {-1: AvroFileHeader}).read(decoder)
-    reader = resolve_reader(header.get_schema(), schema, types, enums)
-    codec = header.compression_codec()
-    while decoder.tell() < len(data):
-        count, length = decoder.read_int(), decoder.read_int()
-        if decoder.tell() + length + SYNC_SIZE > len(data):
-            raise ObjectTruncated("it ends within a block", on=location)
-        block = decoder.read(length)
-        if decoder.read(SYNC_SIZE) != header.sync:
-            raise ObjectTruncated("its blocks do not fit together", on=location)
-        records = new_decoder(codec.decompress(block) if codec else block)
+def _entries(
+    io: FileIO, manifest: ManifestFile, described: str | None = None
+) -> Iterator[tuple[ManifestEntry, bytes | None]]:
+    """All entries of a manifest, each with its data file as bytes if the manifest is of this Avro schema."""
+    source = _AvroInput(io, manifest.manifest_path)
+    types: dict[int, Any] = {-1: ManifestEntry, 2: DataFile}
+    enums: dict[int, Any] = {0: ManifestEntryStatus, 101: FileFormat, 134: DataFileContent}
+    reader = resolve_reader(source.schema, MANIFEST_ENTRY_SCHEMAS[_VERSION], types, enums)
+    total = 0
+    for count, block in source.blocks():
+        decoder = new_decoder(block)
         for _ in range(count):
-            yield reader.read(records)
+            start = decoder.tell()
+            entry: ManifestEntry = reader.read(decoder)
+            encoded = None
+            if source.described == described:
+                # Written here, and so after the head and without anything behind it.
+                encoded = block[start + len(_head(entry)) : decoder.tell()]
+            _inherit(entry, manifest)
+            yield entry, encoded
+        total += count
+    if total != _live(manifest) + (manifest.deleted_files_count or 0):
+        raise ObjectTruncated(f"it has {total} entries, and not those it was listed with", on=manifest.manifest_path)
+
+
+def _inherit(entry: ManifestEntry, manifest: ManifestFile) -> None:
+    if entry.snapshot_id is None and manifest.added_snapshot_id is not None:
+        entry.snapshot_id = manifest.added_snapshot_id
+    if entry.status == _ADDED and manifest.sequence_number != UNASSIGNED_SEQ:
+        if entry.sequence_number is None:
+            entry.sequence_number = manifest.sequence_number
+        if entry.file_sequence_number is None:
+            entry.file_sequence_number = manifest.sequence_number
+    entry.data_file.spec_id = manifest.partition_spec_id
 
 
 # --- merging -------------------------------------------------------------------
@@ -586,6 +595,7 @@ class _ManifestWriter:
         content: int,
     ) -> None:
         self._blocks = blocks
+        self.described = blocks.described
         self._location = location
         self._spec_id = spec_id
         self._snapshot_id = snapshot_id
@@ -602,9 +612,14 @@ class _ManifestWriter:
         sequence_number: int | None,
         file_sequence_number: int | None,
         file: DataFile,
+        encoded: bytes | None = None,
     ) -> None:
-        """Write an entry."""
-        self._blocks.add(ManifestEntry(status, snapshot_id, sequence_number, file_sequence_number, file))
+        """Write an entry; its data file may have been encoded before."""
+        entry = ManifestEntry(status, snapshot_id, sequence_number, file_sequence_number, file)
+        if encoded is None:
+            self._blocks.add(entry)
+        else:
+            self._blocks.add_encoded(_head(entry) + encoded)
         self._files[status] += 1
         self._rows[status] += file.record_count
         for position, summary in enumerate(self._summaries):
@@ -613,14 +628,15 @@ class _ManifestWriter:
             least = self._least_sequence
             self._least_sequence = sequence_number if least is None else min(least, sequence_number)
 
-    def carry(self, entry: ManifestEntry) -> None:
+    def carry(self, entry: ManifestEntry, encoded: bytes | None) -> None:
         """Write an entry of another manifest that has not changed; one that was deleted before is dropped."""
         status = entry.status
         if entry.snapshot_id != self._snapshot_id:
             if status == _DELETED:
                 return
             status = _EXISTING
-        self.write(status, entry.snapshot_id, entry.sequence_number, entry.file_sequence_number, entry.data_file)
+        numbers = (entry.snapshot_id, entry.sequence_number, entry.file_sequence_number)
+        self.write(status, *numbers, entry.data_file, encoded)
 
     def manifest_file(self) -> ManifestFile:
         """The manifest, when it is complete; its sequence number is not known before it is listed."""
@@ -660,6 +676,42 @@ class _Summary(PartitionFieldStats):
 # --- Avro ----------------------------------------------------------------------
 
 
+class _AvroInput:
+    """An Avro file that is read a block at a time.
+
+    PyIceberg's own takes a file that ends too early for a whole one, or reads on behind its end.
+    """
+
+    def __init__(self, io: FileIO, location: str) -> None:
+        self._location = location
+        with io.new_input(location).open() as stream:
+            self._data = stream.read()
+        # The fast decoder does not see where the data ends.
+        self._decoder = StreamingBinaryDecoder(self._data)
+        with self._whole():
+            self._header: AvroFileHeader = construct_reader(META_SCHEMA, {-1: AvroFileHeader}).read(self._decoder)
+        self.schema = self._header.get_schema()
+        self.described = self._header.meta[_AVRO_SCHEMA]
+
+    def blocks(self) -> Iterator[tuple[int, bytes]]:
+        """The blocks, each with the number of records in it."""
+        codec = self._header.compression_codec()
+        while self._decoder.tell() < len(self._data):
+            with self._whole():
+                count, block = self._decoder.read_int(), self._decoder.read_bytes()
+                sync = self._decoder.read(SYNC_SIZE)
+            if sync != self._header.sync:
+                raise ObjectTruncated("its blocks do not fit together", on=self._location)
+            yield count, codec.decompress(block) if codec else block
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        try:
+            yield
+        except EOFError as error:
+            raise ObjectTruncated("it ends too early", on=self._location) from error
+
+
 @contextmanager
 def _avro_file(output: OutputFile, schema: Schema, name: str, metadata: Mapping[str, str]) -> Iterator[_Blocks]:
     """A file to write records into; it appears when the block ends, and not if the block raises."""
@@ -681,8 +733,9 @@ class _Blocks:
         self.size = 0
         described = AvroSchemaConversion().iceberg_to_avro(schema, schema_name=name)
         _name_apart(described, set())
+        self.described = json.dumps(described)
         header = AvroFileHeader(
-            MAGIC, {**metadata, "avro.schema": json.dumps(described), AVRO_CODEC_KEY: "deflate"}, self._sync
+            MAGIC, {**metadata, _AVRO_SCHEMA: self.described, AVRO_CODEC_KEY: "deflate"}, self._sync
         )
         encoder = _Encoder()
         construct_writer(META_SCHEMA).write(encoder, header)
@@ -691,6 +744,14 @@ class _Blocks:
     def add(self, record: Record) -> None:
         """Write a record."""
         self._writer.write(self._block, record)
+        self._count()
+
+    def add_encoded(self, record: bytes) -> None:
+        """Write a record that is encoded."""
+        self._block.write(record)
+        self._count()
+
+    def _count(self) -> None:
         self._records += 1
         if self._records >= _BLOCK_ENTRIES or len(self._block.data) >= _BLOCK_BYTES:
             self.flush()
@@ -734,6 +795,14 @@ def _varint(number: int) -> bytes:
         rest >>= 7
     data.append(rest)
     return bytes(data)
+
+
+def _head(entry: ManifestEntry) -> bytes:
+    """An entry without its data file."""
+    numbers = (entry.snapshot_id, entry.sequence_number, entry.file_sequence_number)
+    return _varint(int(entry.status)) + b"".join(
+        _varint(0) if number is None else _varint(1) + _varint(number) for number in numbers
+    )
 
 
 class _Encoder(BinaryEncoder):

@@ -8,22 +8,18 @@ field has its id at every depth.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count, islice
-from typing import Any, Literal
+from itertools import count
+from typing import Any
 
-from pyiceberg.manifest import (
-    DataFile,
-    DataFileContent,
-    FileFormat,
-    ManifestEntry,
-    ManifestEntryStatus,
-    ManifestFile,
-    write_manifest,
-    write_manifest_list,
+from pyiceberg.manifest import DataFile
+from pyiceberg.partitioning import (
+    PARTITION_FIELD_ID_START,
+    UNPARTITIONED_PARTITION_SPEC,
+    PartitionField,
+    PartitionSpec,
 )
-from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.serializers import FromInputFile
 from pyiceberg.table.metadata import TableMetadata, TableMetadataV2
@@ -31,30 +27,55 @@ from pyiceberg.table.name_mapping import create_mapping_from_schema
 from pyiceberg.table.refs import SnapshotRef
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.sorting import SortOrder
+from pyiceberg.transforms import IdentityTransform
 from pyiceberg.typedef import Record
+from pyiceberg.types import IntegerType, NestedField
 
 from lakebook.iceberg.file_io import WarehouseIO
+from lakebook.iceberg.manifests import DATA as ROWS
+from lakebook.iceberg.manifests import DELETES, ListedFile, write_manifest_list, write_manifests
 from lakebook.iceberg.schemas import last_field_id, schema_to_json, walk
 from lakebook.storage.objects import ObjectStore
 
 _HINT = "metadata/version-hint.text"
 _FIRST = "metadata/v1.metadata.json"
 _SECOND = "metadata/v2.metadata.json"
-_SEQUENCE = 1
-_FILES_PER_MANIFEST = 10_000
-_CODEC: Literal["null"] = "null"
+# Above those that any schema has come to, and below those that Iceberg keeps for itself.
+_SCOPE_ID = 2_000_000_000
 
 #: Where the data of a staged table lies in its folder.
 DATA = "d"
 
 
-@dataclass(frozen=True)
-class ReadFile:
-    """A file that Spark shall read."""
+@dataclass(frozen=True, slots=True)
+class ReadDeletes:
+    """A file of position deletes.
 
-    path: str
+    It is applied to files of its scope whose sequence number is not above its own or, if it is about
+    one file alone, to that one.
+    """
+
+    location: str
     size: int
     rows: int
+    sequence_number: int
+    scope: int = 0
+    #: The location of the only file it is about, if it is one.
+    referenced: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFile:
+    """A file that Spark shall read, without the rows that are deleted."""
+
+    location: str
+    size: int
+    rows: int
+    #: That of the snapshot, unless it is given.
+    sequence_number: int | None = None
+    #: Files of deletes apply to files of the same scope.
+    scope: int = 0
+    deletes: tuple[ReadDeletes, ...] = ()
 
 
 def stage_insert(
@@ -97,28 +118,45 @@ def staged_files(store: ObjectStore, folder: str) -> Iterator[DataFile]:
 
 
 def stage_read(
-    store: ObjectStore, folder: str, schema: Schema, names: Schema | None, files: Iterator[ReadFile], now_ms: int
+    store: ObjectStore,
+    folder: str,
+    schema: Schema,
+    names: Schema | None,
+    files: Iterable[ReadFile],
+    now_ms: int,
+    *,
+    sequence_number: int = 1,
+    scoped: bool = False,
 ) -> str:
     """Stage a table of exactly these files; the location Spark reads from.
 
-    `names` is the schema whose names the files' columns have, where they carry no field ids.
+    `names` is the schema whose names the files' columns have, where they carry no field ids. The
+    sequence number is that of the snapshot: none of the files has a larger one. If it is scoped, the
+    table has one column more, after the others, by which it is partitioned.
     """
     location = store.uri(folder)
     io = WarehouseIO(store, durable=False)
     snapshot_id = uuid.uuid4().int >> 65
-    manifests = list(_write_manifests(store, io, folder, schema, files, snapshot_id))
+    spec = UNPARTITIONED_PARTITION_SPEC
+    if scoped:
+        schema, spec = _with_scope(schema)
+    places = (store.uri(f"{folder}/metadata/m{number}.avro") for number in count())
+    deletes: dict[str, ReadDeletes] = {}
+    manifests = [
+        *write_manifests(io, places, spec, schema, snapshot_id, _listed(files, deletes, scoped)),
+        *write_manifests(io, places, spec, schema, snapshot_id, _listed_deletes(deletes, scoped)),
+    ]
     list_location = store.uri(f"{folder}/metadata/snap.avro")
-    with write_manifest_list(2, io.new_output(list_location), snapshot_id, None, _SEQUENCE, _CODEC) as writer:
-        writer.add_manifests(manifests)
+    write_manifest_list(io, list_location, snapshot_id, None, sequence_number, manifests)
     properties = {}
     if names is not None:
         properties["schema.name-mapping.default"] = create_mapping_from_schema(names).model_dump_json()
-    metadata = _metadata(location, schema, UNPARTITIONED_PARTITION_SPEC, SortOrder(order_id=0), properties, now_ms)
+    metadata = _metadata(location, schema, spec, SortOrder(order_id=0), properties, now_ms)
     snapshot = Snapshot.model_validate(
         {
             "snapshot-id": snapshot_id,
             "parent-snapshot-id": None,
-            "sequence-number": _SEQUENCE,
+            "sequence-number": sequence_number,
             "timestamp-ms": now_ms,
             "manifest-list": list_location,
             "summary": {"operation": "append"},
@@ -127,7 +165,7 @@ def stage_read(
     )
     metadata = metadata.model_copy(
         update={
-            "last_sequence_number": _SEQUENCE,
+            "last_sequence_number": sequence_number,
             "snapshots": [snapshot],
             "current_snapshot_id": snapshot_id,
             "refs": {"main": SnapshotRef.model_validate({"snapshot-id": snapshot_id, "type": "branch"})},
@@ -137,34 +175,37 @@ def stage_read(
     return location
 
 
-def _write_manifests(
-    store: ObjectStore, io: WarehouseIO, folder: str, schema: Schema, files: Iterator[ReadFile], snapshot_id: int
-) -> Iterator[ManifestFile]:
-    # None for an empty plan: a manifest without entries cannot be written.
-    for number in count():
-        some = list(islice(files, _FILES_PER_MANIFEST))
-        if not some:
-            return
-        output = io.new_output(store.uri(f"{folder}/metadata/m{number}.avro"))
-        with write_manifest(2, UNPARTITIONED_PARTITION_SPEC, schema, output, snapshot_id, _CODEC) as writer:
-            for file in some:
-                writer.add_entry(_entry(store, file, snapshot_id))
-        yield writer.to_manifest_file()
+def _with_scope(schema: Schema) -> tuple[Schema, PartitionSpec]:
+    """A schema with a column for the scope of each file, which is in no file, and the spec that partitions by it."""
+    name, taken = "scope", {field.name.lower() for field in schema.fields}
+    while name in taken:
+        name = f"_{name}"
+    column = NestedField(_SCOPE_ID, name, IntegerType(), required=False)
+    spec = PartitionSpec(PartitionField(_SCOPE_ID, PARTITION_FIELD_ID_START, IdentityTransform(), name), spec_id=0)
+    return Schema(*schema.fields, column, schema_id=schema.schema_id), spec
 
 
-def _entry(store: ObjectStore, file: ReadFile, snapshot_id: int) -> ManifestEntry:
-    data_file = DataFile.from_args(
-        content=DataFileContent.DATA,
-        file_path=store.uri(file.path),
-        file_format=FileFormat.PARQUET,
-        partition=Record(),
-        record_count=file.rows,
-        file_size_in_bytes=file.size,
-    )
-    data_file.spec_id = 0
-    return ManifestEntry.from_args(
-        status=ManifestEntryStatus.ADDED, snapshot_id=snapshot_id, sequence_number=None, data_file=data_file
-    )
+def _listed(files: Iterable[ReadFile], deletes: dict[str, ReadDeletes], scoped: bool) -> Iterator[ListedFile]:
+    """The files as a manifest has them; their deletes are noted, each once."""
+    for file in files:
+        for delete in file.deletes:
+            deletes[delete.location] = delete
+        partition, number = Record(file.scope) if scoped else Record(), file.sequence_number
+        yield ListedFile(file.location, file.size, file.rows, ROWS, 0, partition, sequence_number=number)
+
+
+def _listed_deletes(deletes: Mapping[str, ReadDeletes], scoped: bool) -> Iterator[ListedFile]:
+    for file in deletes.values():
+        yield ListedFile(
+            file.location,
+            file.size,
+            file.rows,
+            DELETES,
+            0,
+            Record(file.scope) if scoped else Record(),
+            sequence_number=file.sequence_number,
+            referenced=file.referenced,
+        )
 
 
 def _metadata(

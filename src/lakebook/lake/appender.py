@@ -15,10 +15,10 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from lakebook import failpoints
-from lakebook.errors import InvalidInput, LakebookError
+from lakebook.errors import InvalidInput, LakebookError, PublishFailed
 from lakebook.iceberg.arrow_files import aligned, plain_schema
 from lakebook.lake.attempts import Attempt
-from lakebook.lake.inserting import InsertReport, check_properties, one_clear_error, report, write_arrow
+from lakebook.lake.inserting import InsertReport, check_properties, counted, one_clear_error, published, write_arrow
 from lakebook.lake.lake import Lake
 from lakebook.lake.records import RecordCheck
 from lakebook.lake.steps import Steps
@@ -134,7 +134,11 @@ class Appender:
 
     def flush(self) -> InsertReport | None:
         """Write and register all rows taken so far; the report of the commit, if there was something."""
-        done = self._write_out(everything=True)
+        try:
+            done = self._write_out(everything=True)
+        except PublishFailed:
+            self._failure = None
+            raise
         self._failure = None  # Whatever it was, the rows have landed.
         return done
 
@@ -152,7 +156,11 @@ class Appender:
             if self._files and (everything or len(self._files) >= self._files_per_commit):
                 done = self._commit()
         if done is not None:
-            self._on_commit(done)
+            try:
+                done = published(self._lake, self._table, done)
+            finally:
+                # Also where publishing failed: the rows have landed.
+                self._on_commit(done)
         return done
 
     def _write_file(self) -> None:
@@ -182,7 +190,7 @@ class Appender:
         with self._changed:
             self._oldest_written = None
         attempt.__exit__(None, None, None)
-        return report(self._lake, self._table, attempt, change, committed, steps)
+        return counted(self._lake, self._table, attempt, change, committed, steps)
 
     def _settle(self) -> None:
         """Learn how the last commit ended: its rows have landed, or go back to be written to new paths."""

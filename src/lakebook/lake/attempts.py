@@ -100,6 +100,7 @@ class Attempt:
             self.committed = self._commit(change)
         except CommitOutcomeUnknown:
             self.outcome_unknown = True
+            self.lake.notice(self.table)
             raise
         failpoints.reach("change.committed")
         return self.committed
@@ -150,6 +151,8 @@ class Attempt:
         """Fence it and remove what it wrote; whether it had not been committed after all."""
         state = self.lake.registry.settle(self.commit_id)
         if state == "committed":
+            # Whoever waited for it does not know, and will not have it published.
+            self.lake.notice(self.table)
             return False
         failpoints.reach("insert.aborted")
         discard(self.lake, self.table.id, self.commit_id, self.folder if self.writes else None, self._staged)

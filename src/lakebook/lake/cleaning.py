@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from lakebook import failpoints
 from lakebook.clock import to_ms
-from lakebook.errors import CommitNotFound, InvalidTable, LakebookError
+from lakebook.errors import CommitNotFound, InvalidTable, LakebookError, TableNotFound
+from lakebook.iceberg.publishing import ICEBERG
 from lakebook.lake.attempts import discard
 from lakebook.lake.lake import Lake
 from lakebook.lake.leasing import READS
 from lakebook.lake.properties import history_policy
 from lakebook.names import shown
-from lakebook.registry.inserts import FORGET_INSERT, NOTE_SWEPT, UnsweptInsert, known_paths, unswept_inserts
+from lakebook.registry.inserts import (
+    FORGET_INSERT,
+    NOTE_SWEPT,
+    UnsweptInsert,
+    known_paths,
+    unaccounted_paths,
+    unswept_inserts,
+)
 from lakebook.registry.leases import LeaseRecord, end_dead_leases, list_leases
+from lakebook.registry.publishing import Pointer, pointer_of, snapshots_of
 from lakebook.registry.retirement import (
+    Grace,
     Retired,
+    claim_abandoned,
     expire_versions,
     expired_files,
     forget_files,
     mark_deleting,
+    oldest_needed_version,
     retirable,
     still_deleting,
 )
@@ -35,6 +47,7 @@ from lakebook.registry.tables import (
     table_from,
 )
 from lakebook.registry.transactions import Reader, Transaction
+from lakebook.storage.objects import ObjectInfo
 
 # Beyond this the clock was set, or the machine slept.
 _JUMP = 2.0
@@ -64,6 +77,8 @@ class Expired:
     files: int = 0
     bytes: int = 0
     min_readable: dict[str, int] = field(default_factory=dict)
+    #: Tables that could not be published, and why: what their snapshots list is not retired.
+    failed: list[tuple[str, str]] = field(default_factory=list)
 
 
 @dataclass
@@ -160,12 +175,17 @@ class Cleaner:
         """End the history of a table, or of all, that its policy no longer keeps."""
         dead = self._dead(wait and not dry_run, progress)
         result = Expired(dry_run)
+        if dead and not dry_run:
+            # At once: the publisher keeps the snapshots that any lease pins.
+            self._lake.registry.write(lambda transaction: end_dead_leases(transaction, dead))
         for table_id, object_id, dropped in self._tables(table):
             result.tables += 1
             since, least = self._policy(table_id, dropped, seconds, versions)
             if dry_run:
                 self._preview(table_id, since, least, dropped, result)
                 continue
+            if not dropped:
+                self._unlist(table_id, since, least, result)
             while True:
                 done = self._expire_some(table_id, object_id, since, least, dead)
                 result.files += done.files
@@ -177,10 +197,28 @@ class Cleaner:
         return result
 
     def _expire_some(self, table_id: int, object_id: int, since: int, least: int, dead: list[LeaseRecord]) -> Retired:
-        grace = self._lake.settings.temporary_file_grace
+        settings = self._lake.settings
+        grace = Grace(settings.temporary_file_grace, settings.published_grace)
         return self._lake.registry.write(
             lambda transaction: expire_versions(transaction, table_id, object_id, since, least, grace, dead)
         )
+
+    def _unlist(self, table_id: int, since: int, versions: int, result: Expired) -> None:
+        """Take snapshots of versions that are not kept out of the metadata of a table, if it is published.
+
+        Only what no snapshot lists can be retired. If this fails, the expiry retires less.
+        """
+        lake = self._lake
+        found = lake.registry.in_snapshot(lambda reader: _published(reader, table_id, since, versions))
+        if found is None:
+            return
+        table, _, needed = found
+        try:
+            lake.publisher.publish(table, drop_below=needed)
+        except TableNotFound:
+            pass  # It was dropped meanwhile: the expiry sees that too.
+        except LakebookError as error:
+            result.failed.append((table.shown, str(error)))
 
     def _tables(self, table: TableRecord | None) -> list[tuple[int, int, bool]]:
         if table is not None:
@@ -210,12 +248,37 @@ class Cleaner:
         return now - round(kept_seconds * 1000), kept_versions
 
     def _preview(self, table_id: int, since: int, versions: int, dropped: bool, result: Expired) -> None:
-        found = self._lake.registry.in_snapshot(
-            lambda reader: retirable(reader, table_id, since, versions, dropped=dropped)
+        lake = self._lake
+        leaving = self._leaving(table_id, since, versions, result)
+        found = lake.registry.in_snapshot(
+            lambda reader: retirable(reader, table_id, since, versions, dropped=dropped, leaving=leaving)
         )
         result.files += found[0]
         result.bytes += found[1]
         result.min_readable[str(table_id)] = found[2]
+
+    def _leaving(self, table_id: int, since: int, versions: int, result: Expired) -> list[int]:
+        """The snapshots that would leave the metadata."""
+        lake = self._lake
+
+        def read(reader: Reader) -> tuple[Any, Any]:
+            found = _published(reader, table_id, since, versions)
+            return found, snapshots_of(reader, table_id) if found is not None else []
+
+        found, rows = lake.registry.in_snapshot(read)
+        if found is None:
+            return []
+        table, pointer, needed = found
+        try:
+            named = {ref.snapshot_id for ref in lake.publisher.load(pointer).refs.values()}
+        except LakebookError as error:
+            result.failed.append((table.shown, str(error)))
+            return []
+        return [
+            row.snapshot_id
+            for row in rows
+            if row.version is not None and row.version < needed and row.snapshot_id not in named
+        ]
 
     # --- files ---------------------------------------------------------------------
 
@@ -264,9 +327,17 @@ class Cleaner:
             result.files += len(marked.paths)
             result.bytes += sum(sizes[path] for path in marked.paths)
             return
+        gone, failed = self._delete_marked(list(marked.paths))
+        result.files += len(gone)
+        result.bytes += sum(sizes[path] for path in gone)
+        result.failed += failed
+
+    def _delete_marked(self, marked: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
+        """Delete objects that are marked, and then their rows; which are gone, and what could not be deleted."""
+        lake = self._lake
         failpoints.reach("clean.marked")
         # Asked again: another cleaner may have dealt with them while this one was slow.
-        paths = lake.registry.read_with(lambda reader: still_deleting(reader, marked.paths))
+        paths = lake.registry.read_with(lambda reader: still_deleting(reader, marked))
         failed = dict(lake.store.delete(paths))
         failpoints.reach("clean.object_deleted")
         gone = [path for path in paths if path not in failed]
@@ -275,9 +346,7 @@ class Cleaner:
         failpoints.reach("clean.forgotten")
         for path in gone:
             lake.store.remove_empty_folders(path)
-        result.files += len(gone)
-        result.bytes += sum(sizes[path] for path in gone)
-        result.failed += [(path, str(error)) for path, error in failed.items()]
+        return gone, [(path, str(error)) for path, error in failed.items()]
 
     def _dead(self, wait: bool, progress: Callable[[str], None]) -> list[LeaseRecord]:
         return self._watch.wait(progress) if wait else self._watch.look()[0]
@@ -292,9 +361,11 @@ class Cleaner:
     # --- inserts -------------------------------------------------------------------
 
     def sweep(self, *, dry_run: bool = False, progress: Callable[[str], None] = lambda step: None) -> Swept:
-        """Remove what inserts left that failed or died, by their commit rows.
+        """Remove what inserts left that failed or died, by their commit rows, and what outside engines left.
 
-        Folders of finished inserts are swept once more after a grace, for executors that were late.
+        Folders of finished inserts are swept once more after a grace, for executors that were late. Outside
+        engines have no commit rows: what lies in an Iceberg location goes when no row knows it and it is
+        older than `outside_grace`. Nothing else is ever removed because of a listing.
         """
         result = Swept(dry_run)
         now = self._lake.clock.now_ms()
@@ -311,7 +382,25 @@ class Cleaner:
                     result.failed.append((insert.folder or insert.commit_id, str(error)))
             progress(f"{result.objects} objects removed")
             if len(page) < CHUNK:
-                return result
+                break
+        try:
+            self._sweep_locations(result, progress)
+        except LakebookError as error:
+            result.failed.append((ICEBERG, str(error)))
+        return result
+
+    def _sweep_locations(self, result: Swept, progress: Callable[[str], None]) -> None:
+        for items in abandoned_objects(self._lake):
+            if result.dry_run:
+                result.objects += len(items)
+                continue
+            files = [(item.path, item.size) for item in items]
+            # Marked before they are deleted: from then on no commit can name them.
+            marked = self._lake.registry.write(lambda transaction: claim_abandoned(transaction, files))  # noqa: B023
+            gone, failed = self._delete_marked(marked)
+            result.objects += len(gone)
+            result.failed += failed
+            progress(f"{result.objects} objects removed")
 
     def _sweep_one(self, insert: UnsweptInsert, result: Swept) -> None:
         lake = self._lake
@@ -364,6 +453,30 @@ class Cleaner:
                 for path in uncounted:
                     self._lake.store.remove_empty_folders(path)
         return removed
+
+
+def abandoned_objects(lake: Lake) -> Iterator[list[ObjectInfo]]:
+    """Objects in Iceberg locations that are older than the grace for outside engines and that no row accounts for."""
+    for items in chunks(item for item in lake.store.list(ICEBERG) if is_past_grace(lake, item)):
+        paths = [item.path for item in items]
+        found = lake.registry.read_with(lambda reader: unaccounted_paths(reader, paths))  # noqa: B023
+        if found:
+            yield [item for item in items if item.path in found]
+
+
+def is_past_grace(lake: Lake, item: ObjectInfo) -> bool:
+    """Whether an object is so old that no outside engine can be about to commit it."""
+    return to_ms(item.modified) < lake.clock.now_ms() - round(lake.settings.outside_grace * 1000)
+
+
+def _published(reader: Reader, table_id: int, since: int, versions: int) -> tuple[TableRecord, Pointer, int] | None:
+    """A live table, what it is published as, and the oldest version that is needed; none if it is not published."""
+    row = reader.one(GET_TABLE_BY_ID, table_id)
+    pointer = pointer_of(reader, table_id)
+    if row is None or pointer is None:
+        return None
+    table = table_from(row)
+    return table, pointer, oldest_needed_version(reader, table_id, table.version, since, versions)
 
 
 def _properties(reader: Reader, table_id: int) -> Mapping[str, str]:

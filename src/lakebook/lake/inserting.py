@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from lakebook.spark.types import DataFrame
 
 _STEPS = ("stage", "insert_data", "measure", "commit", "update_table_files", "update_table_statistics")
+PUBLISH = "publish"
 _MOST_PROPERTIES = 100
 
 
@@ -52,6 +53,8 @@ class InsertReport:
     removed_files: int = 0
     #: How long each step took.
     seconds: Mapping[str, float] = field(default_factory=dict)
+    #: The Iceberg snapshot that covers the version, where the insert waited for it.
+    snapshot_id: int | None = None
 
 
 def check_properties(properties: Mapping[str, str] | None) -> dict[str, str]:
@@ -70,7 +73,14 @@ def check_properties(properties: Mapping[str, str] | None) -> dict[str, str]:
 def report(
     lake: Lake, table: TableRecord, attempt: Attempt, change: TableChange, committed: Committed, steps: Steps
 ) -> InsertReport:
-    """What was done, which also goes to the metrics."""
+    """What was done, which also goes to the metrics; published as the book is set."""
+    return published(lake, table, counted(lake, table, attempt, change, committed, steps))
+
+
+def counted(
+    lake: Lake, table: TableRecord, attempt: Attempt, change: TableChange, committed: Committed, steps: Steps
+) -> InsertReport:
+    """What was committed, which also goes to the metrics."""
     seconds = {**steps.seconds, **committed.seconds}
     size = sum(file.file_size for file in change.added)
     lake.metrics.count_change(change.operation, committed.added_rows, len(change.added), size, seconds)
@@ -86,6 +96,17 @@ def report(
         committed.removed_files,
         {name: round(seconds[name], 6) for name in _STEPS if name in seconds},
     )
+
+
+def published(lake: Lake, table: TableRecord, done: InsertReport) -> InsertReport:
+    """The report of a committed change, after it was published or left to the background."""
+    steps = Steps(lake.clock)
+    with steps.step(PUBLISH):
+        snapshot_id = lake.changed(table, done.version)
+    if snapshot_id is None:
+        return done
+    seconds = {**done.seconds, PUBLISH: round(steps.seconds[PUBLISH], 6)}
+    return replace(done, seconds=seconds, snapshot_id=snapshot_id)
 
 
 def nothing_done(table: TableRecord, operation: str, commit_id: str, steps: Steps) -> InsertReport:

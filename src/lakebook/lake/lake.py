@@ -11,12 +11,14 @@ from cachetools import LRUCache
 
 from lakebook.clock import Clock
 from lakebook.config import Settings
-from lakebook.errors import SparkUnsuitable
+from lakebook.errors import NotPublishable, PublishFailed, SparkUnsuitable, TableNotFound
 from lakebook.iceberg.partitioning import order_from_json, spec_from_json
 from lakebook.iceberg.publishing import Publisher
 from lakebook.iceberg.schemas import schema_from_json
+from lakebook.lake.background import BackgroundPublisher
 from lakebook.lake.renewals import Renewals
 from lakebook.metrics import Metrics
+from lakebook.registry.publishing import Pointer, snapshots_of
 from lakebook.registry.registry import Registry
 from lakebook.registry.tables import TableMetadata, TableRecord, get_metadata
 from lakebook.storage.objects import ObjectStore
@@ -25,6 +27,8 @@ from lakebook.storage.warehouse import Warehouse
 T = TypeVar("T")
 
 _SHAPES = 1000
+# The one format that Iceberg knows too.
+_PUBLISHED = "parquet"
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,8 @@ class Lake:
         self.renewals = Renewals(registry)
         #: Publishes tables as Iceberg.
         self.publisher = Publisher(registry, self.store)
+        #: Publishes in the background what this process has changed.
+        self.background = BackgroundPublisher(self.publish, self.clock, self.settings.publish_lag)
         #: By table and schema version.
         self.shapes = Cache(_SHAPES, lambda _: 1)
         #: By path and checksum.
@@ -89,10 +95,69 @@ class Lake:
         self.plans = Cache(self.settings.cache_planned_files, lambda files: len(files) + 1)
 
     def close(self) -> None:
-        """End every lease that is still held, and the thread that renews them."""
-        for lease in self.renewals.leases():
-            lease.close()
-        self.renewals.close()
+        """Publish what was noticed; end every lease that is still held, and the threads."""
+        try:
+            self.background.close()
+        finally:
+            for lease in self.renewals.leases():
+                lease.close()
+            self.renewals.close()
+
+    # --- publishing ------------------------------------------------------------------
+
+    def changed(self, table: TableRecord, version: int) -> int | None:
+        """Have a committed change of a table published: now, soon or not at all, as the book is set.
+
+        The snapshot that covers the version, where there is one already.
+        """
+        self.notice(table)
+        if table.format != _PUBLISHED or self.settings.publish != "sync":
+            return None
+        try:
+            pointer = self.publish(table)
+            return None if pointer is None else self._snapshot_of(table, version, pointer)
+        except Exception as error:
+            # Whatever it was: the caller must not take the change for undone.
+            raise PublishFailed(
+                f"the change is committed (at version {version}), but it is not published yet"
+                f" ({type(error).__name__}: {error})",
+                on=table.shown,
+                remedy="Do not repeat the change. Mend the cause and run `lakebook tables publish`",
+            ) from error
+
+    def notice(self, table: TableRecord) -> None:
+        """Have a table that may have changed published in the background, where that is how it is done."""
+        if table.format == _PUBLISHED and self.settings.publish == "async":
+            self.background.notice(table)
+
+    def _snapshot_of(self, table: TableRecord, version: int, pointer: Pointer) -> int | None:
+        if pointer.version == version:
+            return pointer.snapshot_id
+        # Others have committed meanwhile, and were published with it or after it.
+        found = self.registry.read_with(lambda reader: snapshots_of(reader, table.id))
+        covering = [item for item in found if item.version is not None and item.version >= version]
+        return min(covering, key=lambda item: item.sequence_number).snapshot_id if covering else pointer.snapshot_id
+
+    def publish(self, table: TableRecord) -> Pointer | None:
+        """Publish every version of a table that is not yet; what it is published as then."""
+        if table.format != _PUBLISHED:
+            return None
+        begun = self.clock.monotonic()
+        outcome = "failed"
+        try:
+            pointer = self.publisher.publish(table)
+            outcome = "published"
+        except TableNotFound:
+            outcome = "dropped"
+            raise
+        except NotPublishable:
+            outcome = "not_publishable"
+            raise
+        finally:
+            self.metrics.count_publish(outcome, self.clock.monotonic() - begun)
+        return pointer
+
+    # --- what a table is -------------------------------------------------------------
 
     def metadata_of(self, table: TableRecord, schema_version: int) -> TableMetadata:
         """A state of a table's metadata, with its present properties."""

@@ -28,7 +28,7 @@ from lakebook.iceberg.arrow_files import (
 from lakebook.iceberg.bounds import ColumnBounds
 from lakebook.iceberg.partitioning import partition_path, partition_to_json
 from lakebook.iceberg.schemas import leaf_fields
-from lakebook.iceberg.staging import ReadFile, stage_insert, stage_read, staged_files
+from lakebook.iceberg.staging import ReadDeletes, ReadFile, stage_insert, stage_read, staged_files
 from lakebook.iceberg.statistics import (
     column_stats,
     footer_columns,
@@ -43,6 +43,7 @@ from lakebook.lake.lake import Lake, TableShape
 from lakebook.lake.leasing import Lease
 from lakebook.lake.measuring import PARQUET, WrittenFile, described, parquet_files
 from lakebook.lake.planning import Plan
+from lakebook.lake.position_deletes import DeleteMarks
 from lakebook.lake.steps import Steps
 from lakebook.registry.table_files import NewFile, PlannedFile
 from lakebook.registry.tables import TableRecord
@@ -112,22 +113,34 @@ class ParquetFormat:
         return [_foreign_file(lake, shape, found) for found in lake.store.measure(paths)]
 
     def read(self, spark: SparkSession, plan: Plan, lease: Lease) -> DataFrame:
-        """A frame over exactly the files of a plan."""
+        """A frame over exactly the files of a plan, without the rows that are deleted."""
         now = plan.lake.clock.now_ms()
+        marks = DeleteMarks(plan.deletes)
         parts: list[DataFrame] = []
         named = sorted({file.schema_version for file in plan if not file.has_field_ids})
         # Files without field ids are read by the names of their own schema version: in another one the
         # same name may be another column.
         for schema_version in (None, *named):
             files = (
-                ReadFile(file.file_path, file.file_size, file.row_count)
+                _read_file(plan, file, marks)
                 for file in plan
                 if (file.has_field_ids and schema_version is None)
                 or (not file.has_field_ids and file.schema_version == schema_version)
             )
             names = None if schema_version is None else plan.lake.shape_of(plan.table, schema_version).schema
-            location = stage_read(plan.lake.store, lease.staged_folder(), plan.schema, names, files, now)
-            parts.append(frames.read_staged(spark, location))
+            location = stage_read(
+                plan.lake.store,
+                lease.staged_folder(),
+                plan.schema,
+                names,
+                files,
+                now,
+                sequence_number=marks.last_number,
+                scoped=marks.scoped,
+            )
+            frame = frames.read_staged(spark, location)
+            own = [field.name for field in plan.schema.fields]
+            parts.append(frames.columns(frame, own) if marks.scoped else frame)
         return frames.union(parts)
 
     def batches(self, plan: Plan, file: PlannedFile, wanted: Any, footer: Footer | None) -> Iterator[pa.RecordBatch]:
@@ -160,6 +173,24 @@ class ParquetFormat:
     def count_rows(self, lake: Lake, path: str, size: int) -> int:
         """How many rows a file has, by the file itself."""
         return int(open_footer(read_footer(lake.store, path, size), on=path).num_rows)
+
+
+def _read_file(plan: Plan, file: PlannedFile, marks: DeleteMarks) -> ReadFile:
+    """A file as Spark shall read it."""
+    location = plan.location_of(file)
+    found = plan.deletes_for(file)
+    deletes = tuple(
+        ReadDeletes(
+            plan.location_of(delete),
+            delete.file_size,
+            delete.row_count,
+            marks.number_of(delete),
+            marks.scope_of(delete),
+            location if delete.referenced_path is not None else None,
+        )
+        for delete in found
+    )
+    return ReadFile(location, file.file_size, file.row_count, marks.first_number(found), marks.scope_of(file), deletes)
 
 
 def _writer_properties(lake: Lake, table: TableRecord, shape: TableShape) -> dict[str, str]:

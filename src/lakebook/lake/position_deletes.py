@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from lakebook.errors import LakebookError, ReadFailed
 from lakebook.lake.lake import Cache
 from lakebook.names import shown
-from lakebook.registry.table_files import DeleteFile
+from lakebook.registry.table_files import DeleteFile, PlannedFile
 from lakebook.spark.session import reason_of
 from lakebook.storage.objects import ObjectStore
 
@@ -29,6 +29,50 @@ _ID = b"PARQUET:field_id"
 # A file of deletes about many files is read once, not once for each of them, unless it is larger than this.
 _SHARED_ROWS = 1_000_000
 _KEPT_ROWS = 4 * _SHARED_ROWS
+
+
+class DeleteMarks:
+    """Marks by which Iceberg finds the deletes of a file: numbers in the order they came, and scopes.
+
+    A file of deletes that is not about one file alone applies to the files of its partition, which are
+    its scope, that have the same or a lower number.
+    """
+
+    def __init__(self, deletes: Sequence[DeleteFile]) -> None:
+        numbered = all(delete.sequence_number is not None for delete in deletes)
+        ordered = sorted(
+            deletes,
+            key=lambda delete: (delete.sequence_number or 0 if numbered else 0, delete.from_version, delete.id),
+        )
+        self._numbers = {delete.id: number for number, delete in enumerate(ordered, 1)}
+        keys = dict.fromkeys(_partition(delete) for delete in deletes if delete.referenced_path is None)
+        self._scopes = {key: number for number, key in enumerate(keys, 1)}
+
+    @property
+    def scoped(self) -> bool:
+        """Whether some files of deletes are about more than one file."""
+        return bool(self._scopes)
+
+    @property
+    def last_number(self) -> int:
+        """The number of files that came after all deletes."""
+        return len(self._numbers) + 1
+
+    def number_of(self, delete: DeleteFile) -> int:
+        """The number of a file of deletes."""
+        return self._numbers[delete.id]
+
+    def first_number(self, deletes: Sequence[DeleteFile]) -> int | None:
+        """The number of a file that these apply to: that of the first; none if there are no deletes at all."""
+        return min(map(self.number_of, deletes), default=self.last_number) if self._numbers else None
+
+    def scope_of(self, file: PlannedFile | DeleteFile) -> int:
+        """The scope of a file; 0 is that of all files which only deletes about them alone apply to."""
+        return self._scopes.get(_partition(file), 0) if self._scopes else 0
+
+
+def _partition(file: PlannedFile | DeleteFile) -> tuple[int, str]:
+    return file.spec_id, file.partition_values
 
 
 class Positions:

@@ -24,12 +24,14 @@ from lakebook.lake.leasing import Lease, acquire, check_asked
 from lakebook.lake.measuring import JSON, PARQUET
 from lakebook.lake.planning import Plan, make_plan
 from lakebook.lake.properties import check_table_properties
+from lakebook.lake.published import PublishReport, publish_now, published_as
 from lakebook.lake.reading import read_batches, read_frame, read_table
 from lakebook.lake.sources import read_source
 from lakebook.names import shown
 from lakebook.pages import Page, check_limit, page_of
 from lakebook.registry.history import TableVersion, list_versions
 from lakebook.registry.leases import resolve_version
+from lakebook.registry.publishing import SnapshotRecord, snapshots_of
 from lakebook.registry.schema import MAX_BIGINT
 from lakebook.registry.tables import (
     TableMetadata,
@@ -77,6 +79,9 @@ class TableDescription:
     total_size: int
     last_modified: datetime
     created_at: datetime
+    #: The newest version that is published as Iceberg, and the address of its metadata file.
+    published_version: int | None
+    metadata_location: str | None
 
 
 class PinnedTable:
@@ -181,6 +186,7 @@ class Table:
         record = self._current()
         metadata = self._lake.metadata_of(record, record.schema_version)
         shape = self._lake.shape_of(record, record.schema_version)
+        published = published_as(self._lake, record)
         return TableDescription(
             record.namespace,
             record.name,
@@ -205,6 +211,8 @@ class Table:
             record.total_size,
             record.last_modified,
             record.created_at,
+            None if published is None else published.version,
+            None if published is None else published.metadata_location,
         )
 
     def history(self, *, limit: int = 1000, after: int | None = None) -> Page[TableVersion]:
@@ -233,7 +241,7 @@ class Table:
         if new_schema.as_struct() == shape.schema.as_struct():
             return
         FORMATS[record.format].check_schema(new_schema)
-        self._lake.registry.write_opened(
+        changed = self._lake.registry.write_opened(
             "schema",
             lambda transaction, commit_id: change_schema(
                 transaction,
@@ -244,13 +252,32 @@ class Table:
                 commit_id,
             ),
         )
-        self._current()
+        self._lake.changed(self._current(), changed.from_version)
 
     def set_properties(self, /, **changes: str | None) -> Mapping[str, str]:
         """Merge into the table's properties; `None` removes one. Use `**{"a.b": "c"}` for names with dots."""
         check_table_properties({key: value for key, value in changes.items() if value is not None}, self._lake)
         record = self._current()
-        return self._lake.registry.write(lambda transaction: change_properties(transaction, record, changes)).properties
+        changed = self._lake.registry.write(lambda transaction: change_properties(transaction, record, changes))
+        self._lake.changed(record, record.version)
+        return changed.properties
+
+    # --- what other engines see ----------------------------------------------------
+
+    def publish(self) -> PublishReport:
+        """Publish every version as Iceberg that is not yet, now, however the book is set."""
+        return publish_now(self._lake, self._current())
+
+    def snapshots(self) -> list[SnapshotRecord]:
+        """The snapshots that the published metadata lists, the oldest first."""
+        record = self._current()
+        return self._lake.registry.read_with(lambda reader: snapshots_of(reader, record.id))
+
+    @property
+    def metadata_location(self) -> str | None:
+        """The address of the newest metadata file, for engines that read it without a catalog; none before one is."""
+        published = published_as(self._lake, self._current())
+        return None if published is None else published.metadata_location
 
     # --- inserting -----------------------------------------------------------------
 

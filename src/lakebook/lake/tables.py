@@ -96,6 +96,7 @@ class Tables:
         record = self._lake.registry.write_opened(
             "table", lambda transaction, commit_id: create_table(transaction, wanted, commit_id)
         )
+        self._lake.changed(record, record.version)
         return Table(self._lake, record)
 
     def get(self, name: str, *, namespace: str | None = None) -> Table:

@@ -235,3 +235,15 @@ def extremes_of(
     row = reader.one(EXTREMES, table_id, version, field_id)
     assert row is not None
     return row[0], row[1]
+
+
+STATS_OF_ONE = Statement(
+    sa.select(schema.file_column_stats).where(_s.table_id == bind("of_table"), _s.file_id == bind("of_file")),
+    "of_table",
+    "of_file",
+)
+
+
+def all_stats_of(reader: Reader, table_id: int, file_id: int) -> tuple[ColumnStats, ...]:
+    """All statistics of one file."""
+    return tuple(_stats_from(row)[1] for row in reader.all(STATS_OF_ONE, table_id, file_id))

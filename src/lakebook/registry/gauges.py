@@ -13,6 +13,7 @@ _t = schema.topics.c
 _p = schema.partitions.c
 _s = schema.segments.c
 _o = schema.consumer_offsets.c
+_i = schema.iceberg_tables.c
 _live = _t.deleted_at.is_(None)
 
 COUNT_TOPICS = Statement(sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(_t.partition_count), 0)).where(_live))
@@ -53,6 +54,19 @@ COUNT_TABLES = Statement(
         sa.func.coalesce(sa.func.sum(schema.tables.c.total_size), 0),
     ).where(schema.tables.c.deleted_at.is_(None))
 )
+# A table that was never published lacks its version 0 too.
+COUNT_UNPUBLISHED = Statement(
+    sa.select(
+        sa.func.count(),
+        sa.func.coalesce(sa.func.sum(schema.tables.c.version - sa.func.coalesce(_i.version, -1)), 0),
+    )
+    .select_from(schema.tables.outerjoin(schema.iceberg_tables, _i.table_id == schema.tables.c.id))
+    .where(
+        schema.tables.c.deleted_at.is_(None),
+        schema.tables.c.format == sa.literal_column("'parquet'"),
+        sa.or_(_i.version.is_(None), _i.version < schema.tables.c.version),
+    )
+)
 COUNT_LEASES = Statement(sa.select(sa.func.count()).select_from(schema.leases))
 COUNT_INSERTS = Statement(sa.select(sa.func.count()).select_from(schema.inserts))
 
@@ -69,6 +83,7 @@ def read_gauges(reader: Reader, now: int) -> dict[str, int]:
     segments, segment_bytes, segment_records = row(COUNT_SEGMENTS)
     files, file_bytes, expired = row(COUNT_FILES, now)
     tables, table_files, table_rows, table_bytes = row(COUNT_TABLES)
+    unpublished_tables, unpublished_versions = row(COUNT_UNPUBLISHED)
     return {
         "topics": topics,
         "partitions": partitions,
@@ -81,6 +96,8 @@ def read_gauges(reader: Reader, now: int) -> dict[str, int]:
         "table_files": table_files,
         "table_rows": table_rows,
         "table_bytes": table_bytes,
+        "unpublished_tables": unpublished_tables,
+        "unpublished_versions": unpublished_versions,
         "leases": row(COUNT_LEASES)[0],
         "inserts": row(COUNT_INSERTS)[0],
         "events": row(COUNT_EVENTS)[0],

@@ -113,17 +113,23 @@ def _deleting_footers() -> sa.Delete:
 DELETE_STAGED_FOOTERS = Statement(_deleting_footers(), "from_path", "to_path")
 
 
-def _known(database: str) -> sa.CompoundSelect[Any]:
-    columns = (
-        _files.file_path,
-        schema.iceberg_files.c.file_path,
-        schema.branch_files.c.file_path,
-        schema.temporary_files.c.file_path,
-    )
-    return sa.union_all(*(sa.select(column).where(among(column, "paths", database)) for column in columns))
+def _among_any(*columns: sa.ColumnElement[Any]) -> Statement:
+    clauses = [
+        sa.union_all(*(sa.select(column).where(among(column, "paths", database)) for column in columns))
+        for database in (SQLITE, POSTGRESQL)
+    ]
+    return Statement(clauses[0], "paths", postgresql=clauses[1])
 
 
-KNOWN_PATHS = Statement(_known(SQLITE), "paths", postgresql=_known(POSTGRESQL))
+KNOWN_PATHS = _among_any(
+    _files.file_path,
+    schema.iceberg_files.c.file_path,
+    schema.branch_files.c.file_path,
+    schema.temporary_files.c.file_path,
+)
+# Not by an index of its own: only for the few that nobody else knows.
+KNOWN_ELSEWHERE = _among_any(schema.segments.c.s3_key, schema.lakehouse_partitions.c.file_path)
+FOLDERS_AMONG = _among_any(_i.folder)
 
 
 @dataclass(frozen=True)
@@ -163,3 +169,20 @@ def unswept_inserts(reader: Reader, after: str, silent_since: int, swept_before:
 def known_paths(reader: Reader, paths: list[str]) -> set[str]:
     """Which of these paths a table has, or its Iceberg metadata or a branch, or that wait for their removal."""
     return {row[0] for row in reader.all(KNOWN_PATHS, reader.listed(paths))}
+
+
+def unaccounted_paths(reader: Reader, paths: list[str]) -> set[str]:
+    """Which of these paths no row knows, and that lie in no folder of an attempt that is not forgotten yet."""
+    unknown = set(paths) - known_paths(reader, paths)
+    if not unknown:
+        return unknown
+    unknown -= {row[0] for row in reader.all(KNOWN_ELSEWHERE, reader.listed(sorted(unknown)))}
+    above = sorted({folder for path in unknown for folder in folders_above(path)})
+    folders = {row[0] for row in reader.all(FOLDERS_AMONG, reader.listed(above))}
+    return {path for path in unknown if folders.isdisjoint(folders_above(path))}
+
+
+def folders_above(path: str) -> list[str]:
+    """The folders that a path lies in, the outermost first."""
+    parts = path.split("/")
+    return ["/".join(parts[:end]) for end in range(1, len(parts))]

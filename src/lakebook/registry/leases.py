@@ -160,6 +160,27 @@ def take_lease(
     return LeaseRecord(lease_id, table.id, wanted, owner(), to_datetime(now), to_datetime(expires)), schema_version
 
 
+LOADED = Statement(sa.select(_l.expires_at).where(_l.id == bind("lease_id")), "lease_id")
+EXTEND = Statement(
+    sa.update(schema.leases).where(_l.id == bind("lease_id")).values(expires_at=bind("until")), "until", "lease_id"
+)
+
+
+def pin_loaded(transaction: Transaction, table: TableRecord, version: int, seconds: float) -> None:
+    """Pin a version that was loaded through a catalog, for a time: nobody will renew or end this lease."""
+    lease_id = f"loaded-{table.id}-{version}"
+    now = transaction.clock.now_ms()
+    until = now + round(seconds * 1000)
+    if transaction.one(SHARE_HORIZON, table.id) is None:
+        raise _no_horizon(table)
+    found = transaction.one(LOADED, lease_id)
+    if found is None:
+        resolve_version(transaction, table, version, None)
+        transaction.run(INSERT_LEASE, lease_id, table.id, version, owner(), now, until)
+    elif int(found[0]) < until:
+        transaction.run(EXTEND, until, lease_id)
+
+
 def renew_leases(transaction: Transaction, ids: Sequence[str], seconds: float) -> set[str]:
     """Renew leases; the ids of those that are still held."""
     until = transaction.clock.now_ms() + round(seconds * 1000)

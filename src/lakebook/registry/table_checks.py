@@ -171,7 +171,7 @@ STATS_PER_FILE = Statement(
         schema.table_files.outerjoin(schema.file_column_stats, sa.and_(_c.table_id == _f.table_id, _c.file_id == _f.id))
     )
     .where(_f.has_statistics, _f.table_id == bind("of_table"), _f.schema_version == bind("of_schema_version"))
-    .group_by(_f.table_id, _f.schema_version, _f.file_path)
+    .group_by(_f.table_id, _f.id, _f.schema_version, _f.file_path)
     .having(sa.func.coalesce(sa.func.sum(sa.case((_c.field_id > ZERO, ONE), else_=ZERO)), ZERO) != bind("columns")),
     "of_table",
     "of_schema_version",

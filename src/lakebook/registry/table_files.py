@@ -284,6 +284,8 @@ class TableChange:
     check: Callable[[Transaction], None] | None = None
     #: The version whose rows it worked on: deletes that came since and touch a removed file are a conflict.
     read_version: int | None = None
+    #: Whether the caller has looked, in this transaction, who uses the paths.
+    checked: bool = False
     #: Whether it waits while an outside engine's retry has precedence.
     waits: bool = True
 
@@ -424,7 +426,7 @@ def commit_change(transaction: Transaction, table: TableRecord, change: TableCha
     begun = tick()
     update_table_statistics(transaction, table, rows, files, size, now, deleted)
     counted = tick()
-    if change.foreign or transaction.retried_after is not None:
+    if not change.checked and (change.foreign or transaction.retried_after is not None):
         require_unused(transaction, [file.file_path for file in added])
     first_id = change.first_staged_id if change.first_staged_id is not None else before["last_file_id"] + 1
     if not staged:

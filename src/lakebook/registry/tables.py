@@ -121,6 +121,11 @@ LIST_NAMESPACES = Statement(
 ANY_TABLE_OF = Statement(
     sa.select(_t.id).where(_t.namespace_id == bind("of_namespace")).limit(ONE).offset(ZERO), "of_namespace"
 )
+SET_NAMESPACE_PROPERTIES = Statement(
+    sa.update(schema.namespaces).where(_n.name == bind("of_name")).values(properties=bind("given", sa.Text)),
+    "given",
+    "of_name",
+)
 DELETE_NAMESPACE = Statement(sa.delete(schema.namespaces).where(_n.id == bind("of_namespace")), "of_namespace")
 GET_METADATA = Statement(
     sa.select(schema.table_metadata).where(
@@ -207,6 +212,8 @@ class NewTable:
     storage_engine: str
     engine_config: Mapping[str, Any]
     properties: Mapping[str, str]
+    #: Where somebody else has given it one already.
+    table_uuid: str | None = None
 
 
 def table_from(row: Row) -> TableRecord:
@@ -264,6 +271,16 @@ def drop_namespace(transaction: Transaction, name: str) -> None:
     transaction.run(DELETE_NAMESPACE, row[0])
 
 
+def change_namespace(transaction: Transaction, name: str, changes: Mapping[str, str | None]) -> Mapping[str, str]:
+    """Merge into the properties of a namespace; a value of none removes its key. What they were before."""
+    if transaction.one(CLAIM_NAMESPACE, name) is None:
+        raise _namespace_not_found(name)
+    before = get_namespace(transaction, name).properties
+    after = {key: value for key, value in {**before, **changes}.items() if value is not None}
+    transaction.run(SET_NAMESPACE_PROPERTIES, orjson.dumps(after).decode(), name)
+    return before
+
+
 def _namespace_from(row: Row) -> Namespace:
     _, name, properties, created = row
     parsed = orjson.loads(properties) if isinstance(properties, str) else dict(properties)
@@ -305,7 +322,7 @@ def create_table(transaction: Transaction, wanted: NewTable, commit_id: str) -> 
         "object_id": object_id,
         "namespace_id": namespace_id,
         "name": wanted.name,
-        "table_uuid": str(uuid.uuid4()),
+        "table_uuid": wanted.table_uuid or str(uuid.uuid4()),
         "format": wanted.format,
         "version": 0,
         "schema_version": 1,

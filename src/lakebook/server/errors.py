@@ -121,7 +121,7 @@ def failure_of(error: Exception, *, committing: bool = False) -> Failure:
     if isinstance(error, (RegistryBusy, RegistryUnavailable)):
         return BUSY
     if isinstance(error, StorageUnavailable):
-        # A client repeats what got a 503. Metadata are written after a commit too, so it might commit twice.
+        # A client may repeat what got a 503. Metadata are written after a commit too, so it could commit twice.
         return UNKNOWN if committing else NO_STORAGE
     if isinstance(error, HTTPException):
         return Failure(error.status_code, _OF_HTTP.get(error.status_code, "RESTException"), _shown(error.detail))

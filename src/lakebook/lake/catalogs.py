@@ -1,0 +1,34 @@
+"""A book's lake as an Iceberg catalog."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lakebook.iceberg.catalog import LakebookCatalog
+from lakebook.iceberg.outside import Committer
+from lakebook.lake.debts import settle_debts
+from lakebook.lake.lake import Lake
+from lakebook.lake.properties import check_table_properties
+from lakebook.registry.tables import TableRecord
+
+
+class CatalogParts:
+    """What a catalog needs of a lake."""
+
+    def __init__(self, lake: Lake) -> None:
+        self._lake = lake
+        self.registry = lake.registry
+        self.publisher = lake.publisher
+        self.committer = Committer(lake.publisher, self._check)
+
+    def _check(self, properties: Mapping[str, str]) -> None:
+        check_table_properties(properties, self._lake)
+
+    def settle_debts_of(self, table: TableRecord) -> None:
+        """Take the footers of files that were just brought; what fails stays owed."""
+        settle_debts(self._lake, table.id)
+
+
+def catalog_of(lake: Lake, name: str) -> LakebookCatalog:
+    """The catalog of a lake."""
+    return LakebookCatalog(name, lake=CatalogParts(lake))
