@@ -13,6 +13,7 @@ from lakebook.clock import Clock, SystemClock
 from lakebook.config import Settings, load_settings
 from lakebook.errors import BookNotFound, InvalidSetting, WarehouseNotWritable
 from lakebook.metrics import Metrics
+from lakebook.names import check_name
 from lakebook.registry.databases import Database, SQLite, database_for
 from lakebook.registry.epoch import (
     BookIdentity,
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from lakebook.lake.published import PendingReport
     from lakebook.lake.table import Table
     from lakebook.lake.tables import Tables
+    from lakebook.server.endpoint import RestEndpoint
+    from lakebook.spark.types import SparkSession
 
 
 class Book:
@@ -56,6 +59,7 @@ class Book:
         #: The captured changes.
         self.events = EventLog(registry)
         self._lake: Lake | None = None
+        self._endpoints: list[RestEndpoint] = []
         self._opening = threading.Lock()
 
     def __enter__(self) -> Book:
@@ -100,6 +104,43 @@ class Book:
 
         return catalog_of(self.lake, name)
 
+    def spark(
+        self, *, iceberg: bool = False, catalog: str = "lakebook", master: str = "local[*]", **settings: str
+    ) -> SparkSession:
+        """A Spark session; with `iceberg`, one in which this book is a catalog of that name.
+
+        Spark reaches the book through an endpoint on loopback, which ends with the session or with the book.
+        """
+        from lakebook.spark.session import session_with_catalog, spark_session
+
+        check_name("catalog", catalog)
+        session = spark_session(master=master, **settings)
+        if not iceberg:
+            return session
+        from lakebook.server.endpoint import RestEndpoint
+
+        endpoint = RestEndpoint(self.catalog(catalog))
+        endpoint.start()
+        self._endpoints.append(endpoint)
+        try:
+            own = session_with_catalog(session, catalog, endpoint.uri, endpoint.token)
+        except BaseException:
+            self._end(endpoint)
+            raise
+        stop = own.stop
+
+        def stop_both() -> None:
+            self._end(endpoint)
+            stop()
+
+        own.stop = stop_both  # type: ignore[method-assign]
+        return own
+
+    def _end(self, endpoint: RestEndpoint) -> None:
+        if endpoint in self._endpoints:
+            self._endpoints.remove(endpoint)
+            endpoint.stop()
+
     def settle_debts(self) -> Settled:
         """Take the footers and checksums of files that outside engines brought, as far as they are owed."""
         from lakebook.lake.debts import settle_debts
@@ -115,6 +156,8 @@ class Book:
 
     def close(self) -> None:
         """Publish what this process has changed, end every lease and close every connection."""
+        for endpoint in list(self._endpoints):
+            self._end(endpoint)
         if self._lake is not None:
             self._lake.close()
         self.metadata.close()

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 import sqlalchemy as sa
 
-from lakebook.clock import SystemClock
+from lakebook.clock import to_datetime
 from lakebook.registry import schema
 from lakebook.registry.changes import insert_new, row_of
+from lakebook.registry.publishing import (
+    MANIFEST,
+    MANIFEST_LIST,
+    METADATA,
+    Pointer,
+    SnapshotRecord,
+    pointer_of,
+    snapshots_of,
+)
 from lakebook.registry.statements import ONE, POSTGRESQL, SQLITE, ZERO, Statement, among, bind
 from lakebook.registry.stream_checks import Finding
 from lakebook.registry.table_files import ADD_TO_STATS, CHUNK, STATS_ROW
-from lakebook.registry.tables import TABLE_ROW, captured_update
+from lakebook.registry.tables import GET_TABLE_BY_ID, TABLE_ROW, TableRecord, captured_update, table_from
 from lakebook.registry.transactions import Reader, Transaction
 
 _t = schema.tables.c
@@ -26,6 +35,17 @@ _p = schema.partition_metadata.c
 _w = schema.temporary_files.c
 _v = schema.table_versions.c
 _n = schema.namespaces.c
+_m = schema.table_metadata.c
+_d = schema.footer_debts.c
+_b = schema.branch_files.c
+_i = schema.iceberg_tables.c
+_x = schema.iceberg_files.c
+_l = schema.snapshot_manifests.c
+_k = schema.table_snapshots.c
+
+
+#: The property by which a table lets other engines delete its files.
+GC_ENABLED = "gc.enabled"
 
 
 def _of_rows(value: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
@@ -94,22 +114,36 @@ WITHOUT_FOOTER = Statement(
     sa.select(_f.file_path)
     .select_from(
         schema.table_files.outerjoin(schema.partition_metadata, _p.file_path == _f.file_path).outerjoin(
-            schema.footer_debts, schema.footer_debts.c.file_path == _f.file_path
+            schema.footer_debts, _d.file_path == _f.file_path
         )
     )
     .where(
         _f.file_type == sa.literal_column("'parquet'"),
         _p.file_path.is_(None),
-        # Files of outside engines have until their deadline.
-        sa.or_(schema.footer_debts.c.file_path.is_(None), schema.footer_debts.c.due_at < bind("now")),
+        # Files of outside engines have until their deadline, of which there is a check of its own.
+        _d.file_path.is_(None),
     )
-    .order_by(_f.file_path),
-    "now",
+    .distinct()
+    .order_by(_f.file_path)
+)
+OVERDUE = Statement(
+    sa.select(_d.file_path, _d.due_at, _d.last_error).where(_d.due_at < bind("now")).order_by(_d.file_path), "now"
+)
+DEBTS_OF_NOBODY = Statement(
+    sa.select(_d.file_path)
+    .select_from(
+        schema.footer_debts.outerjoin(schema.table_files, _f.file_path == _d.file_path).outerjoin(
+            schema.branch_files, _b.file_path == _d.file_path
+        )
+    )
+    .where(_f.file_path.is_(None), _b.file_path.is_(None))
+    .order_by(_d.file_path)
 )
 WRONG_FOOTER = Statement(
     sa.select(_f.file_path, _f.row_count, _p.num_rows, _f.file_size, _p.file_size)
     .select_from(schema.table_files.join(schema.partition_metadata, _p.file_path == _f.file_path))
     .where(sa.or_(_p.num_rows != _f.row_count, _p.file_size != _f.file_size))
+    .distinct()
 )
 # A footer without a file is one that an insert has staged, or that nobody needs.
 DANGLING_FOOTERS = Statement(
@@ -118,9 +152,11 @@ DANGLING_FOOTERS = Statement(
         schema.partition_metadata.outerjoin(schema.table_files, _f.file_path == _p.file_path)
         .outerjoin(schema.lakehouse_partitions, schema.lakehouse_partitions.c.file_path == _p.file_path)
         .outerjoin(schema.temporary_files, _w.file_path == _p.file_path)
+        .outerjoin(schema.branch_files, _b.file_path == _p.file_path)
     )
     .where(
         _f.file_path.is_(None),
+        _b.file_path.is_(None),
         schema.lakehouse_partitions.c.file_path.is_(None),
         _w.file_path.is_(None),
         _p.file_path > bind("after"),
@@ -143,21 +179,62 @@ DANGLING_STATS = Statement(
     .offset(ZERO),
     "most",
 )
+_other = schema.table_files.alias("other")
+_o = _other.c
 # A file that waits is a retired one of a table, in no kept version.
 WAITING_BUT_USED = Statement(
     sa.select(_f.file_path)
     .select_from(schema.table_files.join(schema.temporary_files, _w.file_path == _f.file_path))
     .where(sa.or_(_f.retired_at.is_(None), _f.to_version.is_(None)))
+    .distinct()
 )
+# Unless it has been revived meanwhile: then another row has the file.
 RETIRED_BUT_NOT_WAITING = Statement(
     sa.select(_f.file_path)
     .select_from(schema.table_files.outerjoin(schema.temporary_files, _w.file_path == _f.file_path))
-    .where(_f.retired_at.is_not(None), _w.file_path.is_(None))
+    .where(
+        _f.retired_at.is_not(None),
+        _w.file_path.is_(None),
+        sa.not_(
+            sa.exists(sa.select(ONE).select_from(_other).where(_o.file_path == _f.file_path, _o.retired_at.is_(None)))
+        ),
+    )
+    .distinct()
 )
 RETIRED_BUT_READABLE = Statement(
     sa.select(_f.file_path)
     .select_from(schema.table_files.join(schema.table_horizons, schema.table_horizons.c.table_id == _f.table_id))
     .where(_f.retired_at.is_not(None), _f.to_version > schema.table_horizons.c.min_readable)
+)
+RETIRED_BUT_PUBLISHED = Statement(
+    sa.select(_f.file_path)
+    .select_from(
+        schema.table_files.join(schema.tables, _t.id == _f.table_id)
+        .join(schema.temporary_files, _w.file_path == _f.file_path)
+        .join(
+            schema.table_snapshots,
+            sa.and_(
+                _k.table_id == _f.table_id, _k.pinned_version >= _f.from_version, _k.pinned_version < _f.to_version
+            ),
+        )
+    )
+    .where(_t.deleted_at.is_(None))
+    .distinct()
+)
+# A revived file has a row for each time that it was visible.
+OVERLAPPING_ROWS = Statement(
+    sa.select(_f.file_path)
+    .select_from(schema.table_files.join(_other, sa.and_(_o.file_path == _f.file_path, _o.id > _f.id)))
+    .where(
+        sa.or_(
+            _f.table_id != _o.table_id,
+            _f.to_version.is_(None),
+            _f.to_version > _o.from_version,
+            _f.file_size != _o.file_size,
+            _f.row_count != _o.row_count,
+        )
+    )
+    .distinct()
 )
 # How many columns each file has statistics of; partition fields, which are negative, apart.
 STATS_PER_FILE = Statement(
@@ -199,9 +276,18 @@ FILES_TO_CHECK = Statement(
         _f.schema_version,
         _f.has_statistics,
         _w.state,
+        _d.file_path.is_not(None),
     )
-    .select_from(schema.table_files.outerjoin(schema.temporary_files, _w.file_path == _f.file_path))
-    .where(_f.file_path > bind("after"))
+    .select_from(
+        schema.table_files.outerjoin(schema.temporary_files, _w.file_path == _f.file_path).outerjoin(
+            schema.footer_debts, _d.file_path == _f.file_path
+        )
+    )
+    .where(
+        _f.file_path > bind("after"),
+        # Of a revived file, the newest row alone: its bytes are the same.
+        sa.not_(sa.exists(sa.select(ONE).select_from(_other).where(_o.file_path == _f.file_path, _o.id > _f.id))),
+    )
     .order_by(_f.file_path)
     .limit(bind("most", sa.Integer))
     .offset(ZERO),
@@ -249,6 +335,140 @@ LIVE_TOTALS = Statement(
     ).where(_f.table_id == bind("of_table"), _f.to_version.is_(None)),
     "of_table",
 )
+# --- published tables ------------------------------------------------------------
+
+
+def _kind(kind: str) -> sa.ColumnElement[bool]:
+    return _x.kind == sa.literal_column(f"'{kind}'")
+
+
+_newest = (
+    sa.select(_k.table_id, sa.func.max(_k.sequence_number).label("sequence"), sa.func.max(_k.version).label("version"))
+    .group_by(_k.table_id)
+    .subquery()
+)
+POINTERS = Statement(
+    sa.select(
+        _n.name,
+        _t.name,
+        _t.version,
+        _i.version,
+        _i.snapshot_id,
+        _i.last_sequence,
+        _i.metadata_location,
+        schema.table_horizons.c.min_readable,
+        _x.table_id,
+        _k.version,
+        _newest.c.sequence,
+        _newest.c.version,
+    )
+    .select_from(
+        schema.iceberg_tables.join(schema.tables, sa.and_(_t.id == _i.table_id, _t.deleted_at.is_(None)))
+        .join(schema.namespaces, _n.id == _t.namespace_id)
+        .outerjoin(schema.table_horizons, schema.table_horizons.c.table_id == _t.id)
+        .outerjoin(
+            schema.iceberg_files,
+            sa.and_(_x.file_path == _i.metadata_location, _x.table_id == _i.table_id, _kind(METADATA)),
+        )
+        .outerjoin(schema.table_snapshots, sa.and_(_k.table_id == _i.table_id, _k.snapshot_id == _i.snapshot_id))
+        .outerjoin(_newest, _newest.c.table_id == _i.table_id)
+    )
+    .order_by(_i.table_id)
+)
+SNAPSHOTS_OF_NOTHING = Statement(
+    sa.select(_k.table_id, _k.snapshot_id)
+    .select_from(schema.table_snapshots.outerjoin(schema.iceberg_tables, _i.table_id == _k.table_id))
+    .where(_i.table_id.is_(None))
+)
+LISTS_NOT_KNOWN = Statement(
+    sa.select(_k.manifest_list)
+    .select_from(
+        schema.table_snapshots.join(schema.tables, sa.and_(_t.id == _k.table_id, _t.deleted_at.is_(None))).outerjoin(
+            schema.iceberg_files,
+            sa.and_(_x.file_path == _k.manifest_list, _x.table_id == _k.table_id, _kind(MANIFEST_LIST)),
+        )
+    )
+    .where(_x.file_path.is_(None))
+    .order_by(_k.manifest_list)
+)
+MANIFESTS_NOT_KNOWN = Statement(
+    sa.select(_l.file_path)
+    .select_from(
+        schema.snapshot_manifests.join(schema.tables, sa.and_(_t.id == _l.table_id, _t.deleted_at.is_(None)))
+        .outerjoin(
+            schema.iceberg_files,
+            sa.and_(_x.file_path == _l.file_path, _x.table_id == _l.table_id, _kind(MANIFEST)),
+        )
+        .outerjoin(schema.table_snapshots, sa.and_(_k.table_id == _l.table_id, _k.snapshot_id == _l.snapshot_id))
+    )
+    .where(sa.or_(_x.file_path.is_(None), _k.snapshot_id.is_(None)))
+    .distinct()
+    .order_by(_l.file_path)
+)
+# Which metadata and statistics files are needed, only the metadata itself can tell.
+NEEDED_BY_NOTHING = Statement(
+    sa.select(_x.file_path)
+    .select_from(
+        schema.iceberg_files.outerjoin(schema.tables, _t.id == _x.table_id)
+        .outerjoin(schema.table_snapshots, sa.and_(_k.table_id == _x.table_id, _k.manifest_list == _x.file_path))
+        .outerjoin(schema.snapshot_manifests, _l.file_path == _x.file_path)
+    )
+    .where(
+        sa.or_(
+            _t.id.is_(None),
+            sa.and_(
+                _t.deleted_at.is_(None),
+                sa.or_(
+                    sa.and_(_kind(MANIFEST_LIST), _k.snapshot_id.is_(None)),
+                    sa.and_(_kind(MANIFEST), _l.file_path.is_(None)),
+                ),
+            ),
+        )
+    )
+    .distinct()
+    .order_by(_x.file_path)
+)
+METADATA_WAITING = Statement(
+    sa.union_all(
+        sa.select(_x.file_path).select_from(
+            schema.iceberg_files.join(schema.temporary_files, _w.file_path == _x.file_path)
+        ),
+        sa.select(_b.file_path).select_from(
+            schema.branch_files.join(schema.temporary_files, _w.file_path == _b.file_path)
+        ),
+    )
+)
+PROPERTIES = Statement(
+    sa.select(_n.name, _t.name, _m.properties)
+    .select_from(
+        schema.tables.join(schema.namespaces, _n.id == _t.namespace_id).join(
+            schema.table_metadata, sa.and_(_m.table_id == _t.id, _m.schema_version == _t.schema_version)
+        )
+    )
+    .where(_t.deleted_at.is_(None))
+    .order_by(_t.id)
+)
+LISTINGS = Statement(sa.select(_l.snapshot_id, _l.file_path).where(_l.table_id == bind("of_table")), "of_table")
+METADATA_FILES = Statement(
+    sa.select(_x.file_path, _x.kind, _x.file_size).where(_x.table_id == bind("of_table")), "of_table"
+)
+FILES_OF_BRANCHES = Statement(sa.select(_b.file_path, _b.file_size).where(_b.table_id == bind("of_table")), "of_table")
+FILES_AT = Statement(
+    sa.select(_f.id, _f.file_path, _f.location, _f.content, _f.row_count, _f.file_size)
+    .where(
+        _f.table_id == bind("of_table"),
+        _f.id > bind("after"),
+        _f.from_version <= bind("at_version"),
+        sa.or_(_f.to_version.is_(None), _f.to_version > bind("at_version")),
+    )
+    .order_by(_f.id)
+    .limit(bind("most", sa.Integer))
+    .offset(ZERO),
+    "of_table",
+    "after",
+    "at_version",
+    "most",
+)
 # What subscribers know of a row: the damage was never told to them.
 NEWEST_EVENT = Statement(
     sa.select(schema.events.c.row_after)
@@ -261,7 +481,14 @@ NEWEST_EVENT = Statement(
 )
 COUNTS = {
     table.name: Statement(sa.select(sa.func.count()).select_from(table))
-    for table in (schema.partition_metadata, schema.file_column_stats, schema.temporary_files, schema.leases)
+    for table in (
+        schema.partition_metadata,
+        schema.file_column_stats,
+        schema.temporary_files,
+        schema.leases,
+        schema.iceberg_files,
+        schema.footer_debts,
+    )
 }
 
 
@@ -280,21 +507,43 @@ class FileToCheck:
     has_statistics: bool
     #: `waiting` or `deleting`, where it is retired.
     state: str | None
+    #: Whether its checksum and footer have yet to be taken.
+    is_owed: bool = False
 
 
-def check_tables(reader: Reader) -> tuple[list[Finding], list[str], dict[str, int]]:
+@dataclass(frozen=True)
+class PublishedState:
+    """What the registry says of a table's Iceberg metadata, of one moment."""
+
+    table: TableRecord
+    pointer: Pointer
+    snapshots: tuple[SnapshotRecord, ...]
+    #: The manifests of each snapshot.
+    listings: dict[int, set[str]] = field(default_factory=dict)
+    #: Kind and size of each file of the metadata.
+    files: dict[str, tuple[str, int]] = field(default_factory=dict)
+    branch_files: dict[str, int] = field(default_factory=dict)
+
+
+def check_tables(reader: Reader, now: int) -> tuple[list[Finding], list[str], dict[str, int]]:
     """What must not be, what is not finished, and how much was looked at."""
     found: list[Finding] = []
     unfinished: list[str] = []
     _check_totals(reader, found, unfinished)
-    now = SystemClock().now_ms()
-    found += [Finding("footers", path, "it has no footer") for (path,) in reader.all(WITHOUT_FOOTER, now)]
     for statement, check, what in (
+        (WITHOUT_FOOTER, "footers", "it has no footer"),
+        (DEBTS_OF_NOBODY, "footers", "a footer is owed of a file that is not known"),
         (WAITING_BUT_USED, "files", "it waits for its removal, but a version still has it"),
+        (METADATA_WAITING, "files", "it waits for its removal, but a published snapshot still needs it"),
         (RETIRED_BUT_NOT_WAITING, "files", "it is retired, but does not wait for its removal"),
         (RETIRED_BUT_READABLE, "files", "it is retired, but a version that can be read has it"),
+        (RETIRED_BUT_PUBLISHED, "files", "it is retired, but a published snapshot has it"),
+        (OVERLAPPING_ROWS, "files", "its rows contradict each other"),
     ):
         found += [Finding(check, path, what) for (path,) in reader.all(statement)]
+    for path, due, error in reader.all(OVERDUE, now):
+        when = to_datetime(due).isoformat(timespec="seconds")
+        found.append(Finding("footers", path, f"its footer was due at {when} ({error or 'it was not tried'})"))
     for path, rows, stored, size, stored_size in reader.all(WRONG_FOOTER):
         found.append(
             Finding("footers", path, f"it has {rows} rows and {size} bytes, its footer says {stored} and {stored_size}")
@@ -305,11 +554,49 @@ def check_tables(reader: Reader) -> tuple[list[Finding], list[str], dict[str, in
         found.append(Finding("versions", path, f"it is visible in {begin} to {end}, the table is at {version}"))
     for lease, version, least in reader.all(LEASES_BELOW):
         found.append(Finding("leases", lease, f"it pins version {version}, the oldest readable is {least}"))
+    _check_published(reader, found, unfinished)
     counts = {}
     for name, statement in COUNTS.items():
         row = reader.one(statement)
         counts[name] = int(row[0]) if row else 0
     return found, unfinished, counts
+
+
+def _check_published(reader: Reader, found: list[Finding], unfinished: list[str]) -> None:
+    """Pointers, snapshots and Iceberg's own files, as far as the registry alone can tell."""
+    for row in reader.all(POINTERS):
+        space, name, version, covered, snapshot, last, location, least, known, at, newest, newest_version = row
+        on = f"table {space}.{name}"
+        wrong = {
+            f"it is published up to version {covered}, but it is at {version}": covered > version,
+            f"{least} is the oldest version that can be read, but only {covered} is published": (least or 0) > covered,
+            f"its metadata file {location} is not known": known is None,
+            f"its current snapshot {snapshot} is not known": snapshot is not None and newest is None,
+            f"its last sequence number is {last}, but a snapshot has {newest}": (newest or 0) > last,
+            f"it is published up to version {covered}, but a snapshot has {newest_version}": (
+                (newest_version or 0) > covered
+            ),
+        }
+        if snapshot is not None and newest is not None and at is None:
+            wrong[f"its current snapshot {snapshot} is not known, or of no version"] = True
+        found += [Finding("published", on, what) for what, is_so in wrong.items() if is_so]
+        if covered < version:
+            unfinished.append(f"{on}: versions {covered + 1} to {version} are not published yet")
+    for table_id, snapshot in reader.all(SNAPSHOTS_OF_NOTHING):
+        found.append(Finding("published", f"table {table_id}", f"it has a snapshot {snapshot}, but is not published"))
+    for statement, what in (
+        (LISTS_NOT_KNOWN, "a snapshot has this manifest list, which is not known"),
+        (MANIFESTS_NOT_KNOWN, "a snapshot that is gone lists it, or it is not known"),
+        (NEEDED_BY_NOTHING, "nothing refers to it"),
+    ):
+        found += [Finding("published", path, what) for (path,) in reader.all(statement)]
+    for space, name, properties in reader.all(PROPERTIES):
+        given = orjson.loads(properties) if isinstance(properties, str) else properties
+        if str(given.get(GC_ENABLED, "")).strip().lower() == "true":
+            unfinished.append(
+                f"table {space}.{name} has {GC_ENABLED}=true: other engines may delete its files,"
+                " and leases do not protect them"
+            )
 
 
 def _check_totals(reader: Reader, found: list[Finding], unfinished: list[str]) -> None:
@@ -369,9 +656,36 @@ def dangling_stats(reader: Reader) -> list[tuple[int, int]]:
     return [(row[0], row[1]) for row in reader.all(DANGLING_STATS, CHUNK)]
 
 
+def published_state(reader: Reader, table_id: int) -> PublishedState | None:
+    """What a live table is published as; none if it is not, or no longer there."""
+    row = reader.one(GET_TABLE_BY_ID, table_id)
+    pointer = pointer_of(reader, table_id)
+    if row is None or pointer is None:
+        return None
+    listings: dict[int, set[str]] = {}
+    for snapshot, path in reader.all(LISTINGS, table_id):
+        listings.setdefault(snapshot, set()).add(path)
+    return PublishedState(
+        table_from(row),
+        pointer,
+        tuple(snapshots_of(reader, table_id)),
+        listings,
+        {path: (kind, size) for path, kind, size in reader.all(METADATA_FILES, table_id)},
+        {path: size for path, size in reader.all(FILES_OF_BRANCHES, table_id)},
+    )
+
+
+def files_at(reader: Reader, table_id: int, version: int) -> Iterator[tuple[str, str | None, int, int, int]]:
+    """Every file of a version: its path, location, content, rows and size."""
+    after = 0
+    while page := reader.all(FILES_AT, table_id, after, version, CHUNK):
+        yield from ((row[1], row[2], row[3], row[4], row[5]) for row in page)
+        after = page[-1][0]
+
+
 def files_to_check(reader: Reader, after: str, most: int) -> list[FileToCheck]:
     """Files in the order of their paths."""
-    return [FileToCheck(*row) for row in reader.all(FILES_TO_CHECK, after, most)]
+    return [FileToCheck(*row[:-1], is_owed=bool(row[-1])) for row in reader.all(FILES_TO_CHECK, after, most)]
 
 
 def present_files(reader: Reader, paths: list[str]) -> set[str]:

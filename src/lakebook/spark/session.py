@@ -21,7 +21,10 @@ _SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.ansi.enabled": "true",
+    # For what Spark's own SQL has no words for: branches, tags, partition fields. It can be set only at the start.
+    "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
 }
+_CATALOG = "org.apache.iceberg.spark.SparkCatalog"
 _PYTHON_ERROR = re.compile(r"[A-Za-z_][\w.]*: ")
 # What an address may carry that is nobody's business: a password, or a token among its parameters.
 _SECRETS = re.compile(r"(?<=://)[^/\s@]+(?=@)|(?<=[?&])[^\s&)\]]+=[^\s&)\]]*")
@@ -42,6 +45,25 @@ def spark_session(app: str = "lakebook", *, master: str = "local[*]", **settings
     for name, value in (_SETTINGS | {key.replace("_", "."): value for key, value in settings.items()}).items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
+
+
+def session_with_catalog(spark: SparkSession, name: str, uri: str, token: str) -> SparkSession:
+    """A session of the same Spark in which an Iceberg REST catalog is known by a name."""
+    check_session(spark)
+    own = spark.newSession()
+    settings = {
+        "": _CATALOG,
+        ".type": "rest",
+        ".uri": uri,
+        ".token": token,
+        # Each statement sees what was committed before it.
+        ".cache-enabled": "false",
+        ".rest-metrics-reporting-enabled": "false",
+    }
+    for key, value in settings.items():
+        own.conf.set(f"spark.sql.catalog.{name}{key}", value)
+    own.conf.set("spark.sql.session.timeZone", "UTC")
+    return own
 
 
 def check_session(spark: Any) -> None:
