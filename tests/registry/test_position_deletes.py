@@ -28,9 +28,11 @@ from lake import (  # noqa: F401
 )
 from lakebook import Book, failpoints
 from lakebook.errors import FilesChanged, InvalidInput, ReadFailed
-from lakebook.lake import position_deletes
+from lakebook.lake import planning, position_deletes
 from lakebook.lake.extremes import Extremes
 from lakebook.lake.table import Table
+from lakebook.registry.table_files import DeleteFile, visible_deletes
+from lakebook.registry.transactions import Reader
 
 
 def grouped(book: Book, rows: int = 12, group: int = 3, name: str = "t") -> Table:
@@ -172,6 +174,25 @@ def test_many_rows_in_many_batches_are_left_out(book: Book) -> None:
     delete_positions(book, table, [(file, position) for position in gone], row_group_size=10_000)
     assert ids(table) == [number for number in range(many) if number not in gone]
     assert table.count() == many - len(gone)
+
+
+@in_memory
+def test_deletes_are_looked_up_once_for_all_files_of_a_version(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = numbers(book, "t", *([number] for number in range(100)))
+    looked: list[int] = []
+
+    def look(reader: Reader, table_id: int, version: int) -> list[DeleteFile]:
+        looked.append(version)
+        return visible_deletes(reader, table_id, version)
+
+    monkeypatch.setattr(planning, "visible_deletes", look)
+    assert (len(ids(table)), looked) == (100, [100])
+    assert (len(ids(table)), looked) == (100, [100])
+    # A plan that nothing is read from needs none of it.
+    insert(table, {"id": 100})
+    assert (len(table.plan().files), looked) == (101, [100])
+    delete_positions(book, table, [(file, 0) for file in table.plan("id >= 98")])
+    assert (len(ids(table)), table.count(), looked) == (98, 98, [100, 102])
 
 
 # --- which deletes apply -------------------------------------------------------

@@ -13,14 +13,16 @@ from urllib.parse import unquote, urlsplit
 import duckdb
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pyiceberg.table import StaticTable
 from pyiceberg.table.metadata import TableMetadataV2
 
+import lakebook
 from books import POSTGRESQL, SQLITE, Place
 from lake import (
     PATIENCE,
     files_of,
-    ids,
     in_memory,
     insert,
     lay,
@@ -34,7 +36,7 @@ from lake import (
 from lakebook import Book, SnapshotRecord, failpoints
 from lakebook.clock import ManualClock
 from lakebook.errors import InvalidTable, NotPublishable, PublishFailed, TableNotFound
-from lakebook.iceberg.manifests import read_manifest_list
+from lakebook.iceberg.manifests import live_entries, read_manifest_list
 from lakebook.iceberg.table_metadata import COMPRESSED_FROM, NAME_MAPPING
 from lakebook.lake.attempts import Attempt
 from lakebook.lake.inserting import write_arrow
@@ -103,6 +105,29 @@ def of_duckdb(table: Table, snapshot_id: int | None = None) -> list[str]:
         connection.execute("LOAD avro; LOAD iceberg; SET TimeZone = 'UTC'")
         found = connection.execute(f"SELECT * FROM iceberg_scan('{path}'{asked})").to_arrow_table()
     return in_order(found.to_pylist())
+
+
+def listed_files(book: Book, snapshot: SnapshotRecord) -> list[str]:
+    """The files that the manifests of a snapshot list."""
+    io, store = book.lake.publisher.io, book.lake.store
+    return sorted(
+        store.relative(entry.data_file.file_path)
+        for manifest in read_manifest_list(io, store.uri(snapshot.manifest_list))
+        for entry in live_entries(io, manifest)
+    )
+
+
+def check_files(book: Book, table: Table) -> None:
+    """Every snapshot lists exactly the files of the version that it stands for."""
+    found = table.snapshots()
+    for snapshot in found:
+        files = list(table.plan(version=snapshot.version))
+        assert listed_files(book, snapshot) == sorted(file.file_path for file in files)
+        assert snapshot.summary["total-data-files"] == str(len(files))
+        assert snapshot.summary["total-records"] == str(sum(file.row_count for file in files))
+        assert snapshot.summary["total-files-size"] == str(sum(file.file_size for file in files))
+    if found:
+        assert listed_files(book, found[-1]) == sorted(paths_of(table))
 
 
 def check_versions(table: Table) -> None:
@@ -371,7 +396,19 @@ def test_a_table_whose_history_has_ended_is_published_from_where_it_begins(place
     table.publish()
     assert [item.version for item in table.snapshots()] == [4, 6]
     assert [item.summary["total-records"] for item in table.snapshots()] == ["3", "5"]
-    assert ids(table) == [1, 3, 5, 6, 20]
+    check_files(book, table)
+
+
+def test_a_history_that_begins_with_an_append_is_published_with_the_appends_after_it(place: Place) -> None:
+    clock = ManualClock()
+    book = place.open(clock=clock)
+    table = numbers(book, "t", [1], [2], [3], [4])
+    clock.advance(100 * DAY)
+    book.cleaner.expire(table.record, seconds=0, versions=2)
+    insert(table, {"id": 5})
+    table.publish()
+    assert table.snapshots()[-1].summary["total-records"] == "5"
+    check_files(book, table)
 
 
 @in_memory
@@ -386,6 +423,64 @@ def test_the_number_of_manifests_grows_with_the_logarithm_of_that_of_snapshots(b
         most = max(most, len(manifests))
     assert most <= 20
     assert table.snapshots()[-1].summary["total-data-files"] == "70"
+
+
+STEPS = ("insert", "overwrite", "replace", "delete", "widen", "expire", "publish")
+
+
+class _Life:
+    """A table that anything may happen to."""
+
+    def __init__(self, book: Book, clock: ManualClock) -> None:
+        self.book, self.clock = book, clock
+        self.table = book.tables.create("t", "id BIGINT, kind BIGINT", partition_by=["kind"])
+        self.count = 0
+
+    def rows(self, number: int = 2) -> list[dict[str, int]]:
+        self.count += 1
+        return [{"id": self.count, "kind": kind} for kind in range(number)]
+
+    def insert(self) -> None:
+        insert(self.table, *self.rows())
+
+    def overwrite(self) -> None:
+        change(self.book, self.table, "overwrite", self.rows(1), paths_of(self.table)[::2])
+
+    def replace(self) -> None:
+        if paths := paths_of(self.table)[:1]:
+            (file,) = [file for file in self.table.plan() if file.file_path in paths]
+            change(self.book, self.table, "replace", self.rows(file.row_count), paths)
+
+    def delete(self) -> None:
+        self.table.delete("kind = 0")
+
+    def widen(self) -> None:
+        with self.table.update_schema() as update:
+            self.count += 1
+            update.add_column(f"c{self.count}", "STRING")
+
+    def expire(self) -> None:
+        self.clock.advance(DAY)
+        self.book.cleaner.expire(self.table.record, seconds=0, versions=3)
+
+    def publish(self) -> None:
+        self.table.publish()
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.lists(st.sampled_from(["insert", "overwrite", "replace", "delete", "widen", "expire", "publish"]), max_size=14)
+)
+def test_whatever_happened_to_a_table_is_published_as_it_is(steps: list[str]) -> None:
+    clock = ManualClock()
+    with lakebook.open(":memory:", clock=clock, publish="off") as book:
+        life = _Life(book, clock)
+        for step in [*steps, "publish"]:
+            getattr(life, step)()
+        assert life.table.describe().published_version == life.table.version
+        check_files(book, life.table)
+        found = {row["file_path"] for row in records(book, schema.iceberg_files)}
+        assert set(objects(book, "iceberg")) - waiting_for_removal(book).keys() == found
 
 
 # --- other engines ---------------------------------------------------------------

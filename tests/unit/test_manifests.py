@@ -607,7 +607,7 @@ def moved(manifest: ManifestFile, location: str) -> ManifestFile:
 
 # --- partitions ----------------------------------------------------------------
 
-FIVE, SEVEN = uuid.UUID(int=5), uuid.UUID(int=7)
+FIVE, SEVEN = (uuid.UUID(f"90000000-0000-4000-8000-{number:012d}") for number in (5, 7))
 A_UUID = uuid.UUID("f79c3e09-677c-4bbd-a479-3f349cb785e7")
 PARTITIONED = Schema(
     NestedField(1, "day", DateType(), required=True),
@@ -716,23 +716,40 @@ def test_partitions_are_summarized_as_pyiceberg_does_it(place: Place) -> None:
     theirs = writer.to_manifest_file().partitions
     assert theirs is not None
     assert found.partitions is not None
-    for field, one, other in zip(EVERY_FIELD.fields, theirs, found.partitions, strict=True):
-        if not (schema.find_type(field.source_id) == UUIDType() and str(field.transform) == "identity"):
+    for (source, transform, values), one, other in zip(FIELDS, theirs, found.partitions, strict=True):
+        if source in (5, 13) and transform == "identity":
+            assert other.contains_null
+            assert other.lower_bound is not None
+            assert other.upper_bound is not None
+            assert other.lower_bound <= min(values).bytes < max(values).bytes <= other.upper_bound
+        else:
             assert one == other
 
 
-def test_a_summary_of_uuids_and_zeros_is_right_in_every_order(place: Place) -> None:
-    spec = spec_of((5, "identity"), (9, "identity"))
-    files = [
-        listed_file("a", partition=Record(uuid.UUID(int=1), 0.0), spec_id=3),
-        listed_file("b", partition=Record(uuid.UUID(int=2**127), -0.0), spec_id=3),
-        listed_file("c", partition=Record(None, math.nan), spec_id=3),
-    ]
+def test_a_summary_of_zeros_has_both(place: Place) -> None:
+    spec = spec_of((9, "identity"))
+    files = [listed_file(name, partition=Record(zero), spec_id=3) for name, zero in (("a", 0.0), ("b", -0.0))]
     summaries = place.added(files, 1, spec, PARTITIONED).partitions
     assert summaries is not None
-    assert (summaries[0].contains_null, summaries[0].lower_bound, summaries[0].upper_bound) == (True, None, None)
-    assert (summaries[1].contains_null, summaries[1].contains_nan) == (False, True)
-    assert (summaries[1].lower_bound, summaries[1].upper_bound) == (struct.pack("<d", -0.0), struct.pack("<d", 0.0))
+    assert (summaries[0].contains_null, summaries[0].contains_nan) == (False, False)
+    assert (summaries[0].lower_bound, summaries[0].upper_bound) == (struct.pack("<d", -0.0), struct.pack("<d", 0.0))
+
+
+@pytest.mark.parametrize(
+    ("source", "values"),
+    [(5, [uuid.UUID(int=1), uuid.UUID(int=2**127)]), (5, [uuid.UUID(int=0), FIVE]), (9, [1.5, math.nan])],
+)
+def test_where_no_summary_is_right_for_every_engine_there_is_none(place: Place, source: int, values: list[Any]) -> None:
+    spec = spec_of((source, "identity"), (10, "identity"))
+    files = [
+        listed_file(str(number), partition=Record(value, 7), spec_id=3) for number, value in enumerate([*values, None])
+    ]
+    (manifest,) = place.listed([place.added(files, 1, spec, PARTITIONED)], 1, 1)
+    assert manifest.partitions is None
+    # A missing bound is said of nulls alone.
+    only_nulls = place.added([listed_file("x", partition=Record(None, 7), spec_id=3)], 1, spec, PARTITIONED)
+    assert only_nulls.partitions is not None
+    assert (only_nulls.partitions[0].contains_null, only_nulls.partitions[0].lower_bound) == (True, None)
 
 
 def test_types_of_bytes_have_names_of_their_own(place: Place) -> None:
@@ -910,6 +927,18 @@ def test_pyiceberg_and_duckdb_read_a_table_from_its_manifests(place: Place, duck
         (value,) for value in wanted if value // 10 % 3 == 0 and value > 30
     ]
     assert duck.execute(f"SELECT id FROM {scan} WHERE name LIKE '% 042'").fetchall() == [(42,)]
+    # The same without summaries.
+    summarized = read_manifest_list(place.io, location)
+    for manifest in summarized:
+        manifest[13] = None
+    location = place.new()
+    write_manifest_list(place.io, location, 4, 3, 4, summarized)
+    plain = metadata_of(place, location, 4, 4)
+    day = "SELECT id FROM iceberg_scan('{}') WHERE day = DATE '2022-01-08'"
+    assert duck.execute(day.format(plain)).fetchall() == duck.execute(day.format(path)).fetchall()
+    found = StaticTable.from_metadata(str(plain)).scan(row_filter="day = '2022-01-08'").to_arrow()
+    assert found.num_rows == by_day.to_arrow().num_rows
+
     listed = f"SELECT manifest_content, status, count(*) FROM iceberg_metadata('{path}') GROUP BY ALL ORDER BY 1"
     assert duck.execute(listed).fetchall() == [("DATA", "EXISTING", 5), ("DELETE", "ADDED", 2)]
 

@@ -206,8 +206,10 @@ def _lower_text(bound: bytes | None) -> bytes | None:
 
 def _upper_text(bound: bytes | None) -> bytes | None:
     text = _text(bound)
-    if text is None or len(text) <= _CUT:
-        return bound if text is not None else None
+    if text is None:
+        return None
+    if len(text) <= _CUT:
+        return bound
     for end in range(_CUT, 0, -1):
         code = ord(text[end - 1]) + 1
         if code <= _LAST_CHARACTER:
@@ -249,8 +251,10 @@ def _zero(kind: str, bound: bytes | None, zero: float) -> bytes | None:
 def _uuid_bounds(lower: bytes | None, upper: bytes | None) -> tuple[bytes | None, bytes | None]:
     # Java takes a UUID for two signed numbers, and compares these. Where the first numbers are of one
     # sign, it agrees about them with those who compare bytes, but not about the second ones.
-    if lower is None or upper is None or lower == upper:
-        return (None, None) if lower is None or upper is None else (lower, upper)
+    if lower is None or upper is None:
+        return None, None
+    if lower == upper:
+        return lower, upper
     first, last = int.from_bytes(lower[:8], "big"), int.from_bytes(upper[:8], "big")
     if first // _HALF != last // _HALF:
         return None, None
@@ -640,6 +644,7 @@ class _ManifestWriter:
 
     def manifest_file(self) -> ManifestFile:
         """The manifest, when it is complete; its sequence number is not known before it is listed."""
+        summaries = [summary.for_all() for summary in self._summaries]
         return ManifestFile.from_args(
             manifest_path=self._location,
             manifest_length=self._blocks.size,
@@ -654,7 +659,8 @@ class _ManifestWriter:
             added_rows_count=self._rows[_ADDED],
             existing_rows_count=self._rows[_EXISTING],
             deleted_rows_count=self._rows[_DELETED],
-            partitions=[summary.to_summary() for summary in self._summaries],
+            # Without any summaries, nothing is passed over.
+            partitions=None if None in summaries else summaries,
             key_metadata=None,
         )
 
@@ -667,10 +673,18 @@ class _Summary(PartitionFieldStats):
         super().__init__(kind)
         self._kind = str(kind)
 
-    def to_summary(self) -> PartitionFieldSummary:
-        summary = super().to_summary()
-        bounds = _for_all(self._kind, summary.lower_bound, summary.upper_bound)
-        return PartitionFieldSummary(summary.contains_null, summary.contains_nan, *bounds)
+    def for_all(self) -> PartitionFieldSummary | None:
+        """The summary; none if there is none that is right for every engine."""
+        summary = self.to_summary()
+        if summary.contains_nan:  # For some engines NaN is the largest number.
+            return None
+        if summary.lower_bound is None:
+            return summary
+        # Unlike in a file, here a missing bound says that there are no values.
+        lower, upper = _for_all(self._kind, summary.lower_bound, summary.upper_bound)
+        if lower is None or upper is None:
+            return None
+        return PartitionFieldSummary(summary.contains_null, False, lower, upper)
 
 
 # --- Avro ----------------------------------------------------------------------

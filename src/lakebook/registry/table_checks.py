@@ -358,7 +358,7 @@ POINTERS = Statement(
         _i.metadata_location,
         schema.table_horizons.c.min_readable,
         _x.table_id,
-        _k.version,
+        _k.snapshot_id,
         _newest.c.sequence,
         _newest.c.version,
     )
@@ -565,21 +565,18 @@ def check_tables(reader: Reader, now: int) -> tuple[list[Finding], list[str], di
 def _check_published(reader: Reader, found: list[Finding], unfinished: list[str]) -> None:
     """Pointers, snapshots and Iceberg's own files, as far as the registry alone can tell."""
     for row in reader.all(POINTERS):
-        space, name, version, covered, snapshot, last, location, least, known, at, newest, newest_version = row
+        space, name, version, covered, snapshot, last, location, least, known, current, sequence, newest = row
         on = f"table {space}.{name}"
-        wrong = {
-            f"it is published up to version {covered}, but it is at {version}": covered > version,
-            f"{least} is the oldest version that can be read, but only {covered} is published": (least or 0) > covered,
-            f"its metadata file {location} is not known": known is None,
-            f"its current snapshot {snapshot} is not known": snapshot is not None and newest is None,
-            f"its last sequence number is {last}, but a snapshot has {newest}": (newest or 0) > last,
-            f"it is published up to version {covered}, but a snapshot has {newest_version}": (
-                (newest_version or 0) > covered
-            ),
-        }
-        if snapshot is not None and newest is not None and at is None:
-            wrong[f"its current snapshot {snapshot} is not known, or of no version"] = True
-        found += [Finding("published", on, what) for what, is_so in wrong.items() if is_so]
+        for is_wrong, what in (
+            (covered > version, f"it is published up to version {covered}, but it is at {version}"),
+            ((newest or 0) > covered, f"it is published up to version {covered}, but a snapshot has {newest}"),
+            ((least or 0) > covered, f"versions up to {least} have expired, but only {covered} is published"),
+            (known is None, f"its metadata file {location} is not known"),
+            (snapshot is not None and current is None, f"its current snapshot {snapshot} is not known"),
+            ((sequence or 0) > last, f"its last sequence number is {last}, but a snapshot has {sequence}"),
+        ):
+            if is_wrong:
+                found.append(Finding("published", on, what))
         if covered < version:
             unfinished.append(f"{on}: versions {covered + 1} to {version} are not published yet")
     for table_id, snapshot in reader.all(SNAPSHOTS_OF_NOTHING):
@@ -671,7 +668,7 @@ def published_state(reader: Reader, table_id: int) -> PublishedState | None:
         tuple(snapshots_of(reader, table_id)),
         listings,
         {path: (kind, size) for path, kind, size in reader.all(METADATA_FILES, table_id)},
-        {path: size for path, size in reader.all(FILES_OF_BRANCHES, table_id)},
+        {row[0]: row[1] for row in reader.all(FILES_OF_BRANCHES, table_id)},
     )
 
 
@@ -685,7 +682,8 @@ def files_at(reader: Reader, table_id: int, version: int) -> Iterator[tuple[str,
 
 def files_to_check(reader: Reader, after: str, most: int) -> list[FileToCheck]:
     """Files in the order of their paths."""
-    return [FileToCheck(*row[:-1], is_owed=bool(row[-1])) for row in reader.all(FILES_TO_CHECK, after, most)]
+    rows = reader.all(FILES_TO_CHECK, after, most)
+    return [FileToCheck(*row[:8], bool(row[8]), row[9], bool(row[10])) for row in rows]
 
 
 def present_files(reader: Reader, paths: list[str]) -> set[str]:

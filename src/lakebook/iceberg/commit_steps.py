@@ -1,0 +1,563 @@
+"""What a commit of an outside engine becomes: versions, snapshots and a new metadata file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.exceptions import ValidationError as IcebergError
+from pyiceberg.manifest import DataFileContent, ManifestContent, ManifestEntry
+from pyiceberg.table.metadata import TableMetadataV2
+from pyiceberg.table.refs import MAIN_BRANCH
+from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.table.update import (
+    AddSnapshotUpdate,
+    RemovePropertiesUpdate,
+    RemoveSnapshotRefUpdate,
+    SetPropertiesUpdate,
+    SetSnapshotRefUpdate,
+    TableUpdate,
+    update_table_metadata,
+)
+
+from lakebook import failpoints
+from lakebook.errors import NotAccepted
+from lakebook.iceberg.incoming import ACCEPTED, Incoming, ReadSnapshot, operation_of
+from lakebook.iceberg.manifests import live_entries, read_manifest_list
+from lakebook.iceberg.partitioning import order_to_json, spec_to_json
+from lakebook.iceberg.publishing import Publisher, Work
+from lakebook.iceberg.schemas import check_fields, schema_to_json
+from lakebook.iceberg.table_metadata import schema_for, with_log
+from lakebook.names import shown
+from lakebook.registry.outside import NewShape, OutsideCommit, Step, last_commit_at, rows_of_paths
+from lakebook.registry.publishing import (
+    MANIFEST,
+    MANIFEST_LIST,
+    METADATA,
+    STATISTICS,
+    MetadataFile,
+    Pointer,
+    Publication,
+    SnapshotRecord,
+)
+from lakebook.registry.table_files import CHUNK, NewFile, visible_deletes, visible_files
+from lakebook.registry.tables import TableRecord, current_table
+
+_OPERATIONS = ("append", "overwrite", "delete", "replace")
+
+
+@dataclass
+class Prepared:
+    """A commit that is ready for its transaction."""
+
+    work: Work
+    commit: OutsideCommit
+    metadata: TableMetadataV2
+    location: str
+
+
+class _Steps:
+    """What preparing a commit and preparing a new table have in common."""
+
+    def __init__(self, publisher: Publisher, work: Work, on: str, table_id: int, metadata: TableMetadataV2) -> None:
+        self._incoming = Incoming(publisher)
+        self._publisher = publisher
+        self._store = publisher.store
+        self._registry = publisher.registry
+        self._work = work
+        self._on = on
+        self._table_id = table_id
+        self._metadata = metadata
+        self._specs = {spec.spec_id: spec for spec in metadata.partition_specs}
+        self._listings: dict[int, list[str]] = {}
+        self._snapshots: list[SnapshotRecord] = []
+        self._files: list[MetadataFile] = []
+        self._branch_files: list[tuple[str, int]] = []
+
+    def _file(self, entry: ManifestEntry, *, explicit: int | None = None) -> NewFile:
+        spec = self._specs.get(entry.data_file.spec_id)
+        if spec is None:
+            raise NotAccepted(f"there is no partition spec {entry.data_file.spec_id}", on=self._on)
+        schema = schema_for(spec, self._metadata.schemas)
+        return self._incoming.new_file(self._on, entry, spec, schema, explicit)
+
+    def _enter(
+        self, read: ReadSnapshot, version: int | None, pinned: int, *, ids: tuple[int, int] | None = None
+    ) -> None:
+        """Enter a snapshot's row, its manifests and its list."""
+        snapshot = read.snapshot
+        path = self._store.relative(snapshot.manifest_list)
+        self._listings[snapshot.snapshot_id] = [self._store.relative(item.manifest_path) for item in read.manifests]
+        self._files.append(MetadataFile(path, MANIFEST_LIST, self._store.size(path) or 0))
+        for location, (manifest, listed) in read.new.items():
+            first, last = self._range(listed)
+            self._files.append(MetadataFile(location, MANIFEST, manifest.manifest_length, first, last))
+        summary = dict(snapshot.summary.additional_properties) if snapshot.summary is not None else {}
+        self._snapshots.append(
+            SnapshotRecord(
+                snapshot.snapshot_id,
+                snapshot.parent_snapshot_id,
+                snapshot.sequence_number or 0,
+                snapshot.timestamp_ms,
+                path,
+                {**summary, "operation": operation_of(snapshot)},
+                snapshot.schema_id,
+                version,
+                pinned,
+                "",
+                is_ours=False,
+            )
+        )
+
+    def _range(self, _paths: Sequence[str]) -> tuple[int | None, int | None]:
+        return None, None
+
+    def _live(self, snapshot: Snapshot | None) -> dict[str, ManifestEntry]:
+        """Every file that a snapshot contains, by its path."""
+        if snapshot is None:
+            return {}
+        found: dict[str, ManifestEntry] = {}
+        for manifest in read_manifest_list(self._publisher.io, snapshot.manifest_list):
+            self._incoming.inside(manifest.manifest_path)
+            for entry in live_entries(self._publisher.io, manifest):
+                path = self._incoming.check_entry(self._on, entry)
+                if path in found:
+                    raise NotAccepted(f"the file {shown(path)} is listed twice", on=self._on)
+                found[path] = entry
+        return found
+
+    def _require_whole(self, read: ReadSnapshot, expected: int) -> None:
+        """Refuse a snapshot that drops or doubles files without saying so."""
+        live = 0
+        for manifest in read.manifests:
+            if manifest.content == ManifestContent.DATA:
+                if manifest.added_files_count is None or manifest.existing_files_count is None:
+                    return
+                live += manifest.added_files_count + manifest.existing_files_count
+        if live != expected:
+            raise NotAccepted(
+                f"its manifests list {live} data files, and {expected} are left after what it adds and deletes",
+                on=self._on,
+                remedy="Load the table again and repeat the commit",
+            )
+
+    def _written(self, number: int, former: Pointer | None) -> tuple[str, int, list[str]]:
+        location = self._store.uri(former.metadata_location) if former is not None else None
+        at = former.published_at if former is not None else 0
+        self._metadata, superseded = with_log(self._metadata, location, at, self._publisher.settings.metadata_kept)
+        path, size = self._publisher.metadata.write(self._work.folder, number, self._metadata)
+        failpoints.reach("outside.metadata_written")
+        self._files.append(MetadataFile(path, METADATA, size))
+        return path, size, [self._store.relative(item) for item in superseded]
+
+
+class Preparation(_Steps):
+    """One commit on one table, from its updates to what its transaction needs."""
+
+    def __init__(
+        self,
+        publisher: Publisher,
+        work: Work,
+        table: TableRecord,
+        pointer: Pointer,
+        base: TableMetadataV2,
+        updates: Sequence[TableUpdate],
+        records: Mapping[int, SnapshotRecord],
+    ) -> None:
+        super().__init__(publisher, work, table.shown, table.id, base)
+        self._table = table
+        self._pointer = pointer
+        self._base = base
+        self._updates = list(updates)
+        self._records = dict(records)
+        self._steps: list[Step] = []
+
+    def finish(self) -> Prepared:
+        """Everything that the transaction needs; the metadata file is written."""
+        base, table = self._base, self._table
+        now = self._publisher.clock.now_ms()
+        last = self._registry.read_with(lambda reader: last_commit_at(reader, table))
+        at = max(now, last + 1, base.last_updated_ms)
+        chain = self._chain()
+        changes_shape = self._changes_shape()
+        self._stamp(chain, at + changes_shape)
+        self._metadata = self._applied()
+        self._specs = {spec.spec_id: spec for spec in self._metadata.partition_specs}
+        shape = self._shape()
+        if (shape is not None) != bool(changes_shape):
+            # Updates that name the present shape again change nothing.
+            self._stamp(chain, at + (shape is not None))
+            self._metadata = self._applied()
+        version = self._pointer.version + (shape is not None)
+        self._read_main(chain, version)
+        self._read_branches(chain)
+        self._metadata = self._metadata.model_copy(update={"properties": self._properties()})
+        final = version + len(self._steps)
+        path, _, superseded = self._written(self._pointer.metadata_number + 1, self._pointer)
+        removed = [
+            item.snapshot_id for item in base.snapshots if self._metadata.snapshot_by_id(item.snapshot_id) is None
+        ]
+        pointer = Pointer(
+            table.id,
+            self._incoming.inside(self._metadata.location).rstrip("/"),
+            path,
+            self._pointer.metadata_number + 1,
+            self._metadata.current_snapshot_id,
+            self._metadata.last_sequence_number,
+            final,
+            self._pointer.properties_at,
+            self._metadata.last_updated_ms,
+        )
+        properties = self._property_changes()
+        if shape is not None or properties:
+            # The next look at the registry finds other properties than were published; it compares then.
+            pointer = replace(pointer, properties_at=-1)
+        publication = Publication(
+            self._pointer.metadata_location,
+            pointer,
+            [replace(item, metadata_location=path) for item in self._snapshots],
+            list({file.file_path: file for file in (*self._files, *self._work.written)}.values()),
+            self._listings,
+            removed,
+            superseded,
+        )
+        commit = OutsideCommit(
+            self._pointer.version,
+            at,
+            publication,
+            shape,
+            self._steps,
+            properties,
+            self._branch_files,
+            self._left(removed),
+            self._unlisted_statistics(),
+        )
+        return Prepared(self._work, commit, self._metadata, self._store.uri(path))
+
+    # --- the metadata ------------------------------------------------------------------
+
+    def _chain(self) -> list[int]:
+        """The new snapshots of `main`, the oldest first, where they follow one another from the present head."""
+        new = {
+            update.snapshot.snapshot_id: update.snapshot
+            for update in self._updates
+            if isinstance(update, AddSnapshotUpdate)
+        }
+        head = self._base.current_snapshot_id
+        target = head
+        for update in self._updates:
+            if isinstance(update, SetSnapshotRefUpdate) and update.ref_name == MAIN_BRANCH:
+                target = update.snapshot_id
+            elif isinstance(update, RemoveSnapshotRefUpdate) and update.ref_name == MAIN_BRANCH:
+                target = None
+        found: list[int] = []
+        at = target
+        while at is not None and at in new and at not in found:
+            found.append(at)
+            at = new[at].parent_snapshot_id
+        return found[::-1] if found and at == head and not self._is_replacement() else []
+
+    def _is_replacement(self) -> bool:
+        return any(
+            isinstance(update, RemoveSnapshotRefUpdate) and update.ref_name == MAIN_BRANCH for update in self._updates
+        )
+
+    def _changes_shape(self) -> int:
+        actions = {"set-current-schema", "set-default-spec", "set-default-sort-order"}
+        return int(any(update.action in actions for update in self._updates))
+
+    def _stamp(self, chain: Sequence[int], at: int) -> None:
+        """Give the snapshots of `main` the times of the versions they become."""
+        times = {ident: at + number for number, ident in enumerate(chain)}
+        if not chain:
+            # A snapshot that `main` jumps to has one version.
+            for update in self._updates:
+                if isinstance(update, SetSnapshotRefUpdate) and update.ref_name == MAIN_BRANCH:
+                    times[update.snapshot_id] = at
+        self._updates = [
+            AddSnapshotUpdate(
+                snapshot=update.snapshot.model_copy(update={"timestamp_ms": times[update.snapshot.snapshot_id]})
+            )
+            if isinstance(update, AddSnapshotUpdate) and update.snapshot.snapshot_id in times
+            else update
+            for update in self._updates
+        ]
+
+    def _applied(self) -> TableMetadataV2:
+        base = self._base
+        present = set(base.properties)
+        updates: list[TableUpdate] = []
+        for update in self._updates:
+            if isinstance(update, SetPropertiesUpdate):
+                present |= set(update.updates)
+            if isinstance(update, RemovePropertiesUpdate):
+                update = RemovePropertiesUpdate(removals=[key for key in update.removals if key in present])
+                present -= set(update.removals)
+            updates.append(update)
+        try:
+            new = update_table_metadata(base, tuple(updates))
+        except (IcebergError, ValueError, TypeError, KeyError) as error:
+            if "older than last sequence number" in str(error) or "already exists" in str(error):
+                raise CommitFailedException(str(error)) from None
+            raise NotAccepted(f"its updates do not fit the table ({error})", on=self._on) from None
+        if not isinstance(new, TableMetadataV2) or new.table_uuid != base.table_uuid:
+            raise NotAccepted("a table keeps its uuid and format version 2", on=self._on, remedy=ACCEPTED)
+        check_fields(new.schema().fields)
+        current = new.current_snapshot_id
+        return new.model_copy(
+            update={
+                "last_sequence_number": max(base.last_sequence_number, new.last_sequence_number),
+                "last_updated_ms": max(base.last_updated_ms, new.last_updated_ms, self._publisher.clock.now_ms()),
+                "current_snapshot_id": current,
+            }
+        )
+
+    def _shape(self) -> NewShape | None:
+        base, new = self._base, self._metadata
+        before = (base.current_schema_id, base.default_spec_id, base.default_sort_order_id)
+        if before == (new.current_schema_id, new.default_spec_id, new.default_sort_order_id):
+            return None
+        return NewShape(
+            schema_to_json(new.schema()),
+            spec_to_json(new.spec()),
+            order_to_json(new.sort_order()),
+            new.last_column_id,
+        )
+
+    def _properties(self) -> dict[str, str]:
+        # What is Lakebook's own comes back if somebody removes it; a value that is given stays.
+        kept = dict(self._metadata.properties)
+        kept.setdefault("gc.enabled", "false")
+        return kept
+
+    def _property_changes(self) -> dict[str, str | None]:
+        found: dict[str, str | None] = {}
+        for update in self._updates:
+            if isinstance(update, SetPropertiesUpdate):
+                found |= update.updates
+            elif isinstance(update, RemovePropertiesUpdate):
+                found |= dict.fromkeys(update.removals)
+        return found
+
+    # --- the branch main ---------------------------------------------------------------
+
+    def _read_main(self, chain: Sequence[int], version: int) -> None:
+        old, new = self._base.current_snapshot_id, self._metadata.current_snapshot_id
+        if chain:
+            files = self._file_count()
+            for ident in chain:
+                version += 1
+                snapshot = self._metadata.snapshot_by_id(ident)
+                assert snapshot is not None
+                read = self._incoming.read_snapshot(self._on, snapshot, self._table_id)
+                step = self._step(read)
+                files += sum(not file.content for file in step.added) - self._removed_rows(read)
+                self._require_whole(read, files)
+                self._steps.append(step)
+                self._enter(read, version, version)
+                self._remember(ident, version)
+        elif old != new or self._is_replacement():
+            self._jump(version + 1)
+
+    def _file_count(self) -> int:
+        return self._registry.read_with(lambda reader: current_table(reader, self._table)).file_count
+
+    def _removed_rows(self, read: ReadSnapshot) -> int:
+        return sum(entry.data_file.content == DataFileContent.DATA for entry in read.deleted)
+
+    def _remember(self, ident: int, version: int) -> None:
+        self._records[ident] = replace(self._snapshots[-1], version=version, pinned_version=version)
+
+    def _step(self, read: ReadSnapshot) -> Step:
+        operation = operation_of(read.snapshot)
+        if operation not in _OPERATIONS:
+            raise NotAccepted(f"{shown(operation)} is no operation of a snapshot", on=self._on)
+        sequence = read.snapshot.sequence_number
+        added = [self._file(entry, explicit=_sequence(entry, sequence)) for entry in read.added]
+        removed = [self._incoming.check_entry(self._on, entry) for entry in read.deleted]
+        _require_unique([file.file_path for file in added], self._on)
+        _require_unique(removed, self._on)
+        summary = dict(read.snapshot.summary.additional_properties) if read.snapshot.summary is not None else {}
+        return Step(operation, added, removed, {}, summary)
+
+    def _jump(self, version: int) -> None:
+        """`main` goes to a snapshot that does not follow from it: a rollback, a branch, or a new table."""
+        target = self._metadata.current_snapshot()
+        live = self._live(target)
+        visible = set(self._visible())
+        arriving = [path for path in live if path not in visible]
+        rows = self._registry.read_with(lambda reader: rows_of_paths(reader, self._table_id, arriving))
+        revived = {path: live[path].sequence_number for path in arriving if path in rows}
+        added = [self._file(live[path], explicit=live[path].sequence_number) for path in arriving if path not in rows]
+        removed = [path for path in visible if path not in live]
+        operation = "overwrite" if removed and arriving else "delete" if removed else "append" if added else "overwrite"
+        summary = {"lakebook.snapshot": str(target.snapshot_id) if target is not None else "none"}
+        self._steps.append(Step(operation, added, removed, revived, summary))
+        if target is not None and self._base.snapshot_by_id(target.snapshot_id) is None:
+            read = self._incoming.read_snapshot(self._on, target, self._table_id)
+            self._enter(read, version, version)
+            self._remember(target.snapshot_id, version)
+
+    def _visible(self) -> Iterator[str]:
+        after, table_id, version = 0, self._table_id, self._pointer.version
+        while True:
+            start = after
+            page = self._registry.read_with(lambda reader: visible_files(reader, table_id, version, start, CHUNK))  # noqa: B023
+            yield from (file.file_path for file in page)
+            if len(page) < CHUNK:
+                break
+            after = page[-1].id
+        yield from (
+            file.file_path
+            for file in self._registry.read_with(lambda reader: visible_deletes(reader, table_id, version))
+        )
+
+    def _range(self, paths: Sequence[str]) -> tuple[int | None, int | None]:
+        """Between which ids the files of a manifest are; files that it adds get theirs in the transaction."""
+        rows = self._registry.read_with(lambda reader: rows_of_paths(reader, self._table_id, list(paths)))
+        if len(rows) < len(set(paths)):
+            return None, None
+        ids = [row["id"] for found in rows.values() for row in found]
+        return min(ids), max(ids)
+
+    # --- branches ----------------------------------------------------------------------
+
+    def _read_branches(self, chain: Sequence[int]) -> None:
+        """Snapshots that make no version: of branches, or staged ones. Their files are pinned."""
+        for update in self._updates:
+            if not isinstance(update, AddSnapshotUpdate):
+                continue
+            ident = update.snapshot.snapshot_id
+            if ident in chain or ident == self._metadata.current_snapshot_id:
+                continue
+            snapshot = self._metadata.snapshot_by_id(ident)
+            if snapshot is None:
+                continue
+            read = self._incoming.read_snapshot(self._on, snapshot, self._table_id)
+            for entry in read.added:
+                path = self._incoming.check_entry(self._on, entry)
+                self._incoming.check_there(self._on, path, entry.data_file.file_size_in_bytes)
+                self._branch_files.append((path, entry.data_file.file_size_in_bytes))
+            parent = self._records.get(snapshot.parent_snapshot_id or 0)
+            pinned = parent.pinned_version if parent is not None else self._pointer.version
+            self._enter(read, None, pinned)
+            self._records[ident] = self._snapshots[-1]
+
+    def _left(self, removed: Sequence[int]) -> list[str]:
+        """Files of branches that no snapshot has any more, if snapshots of branches are removed."""
+        gone = {ident for ident in removed if ident in self._records and self._records[ident].version is None}
+        if not gone:
+            return []
+        kept: set[str] = set()
+        for ident, record in self._records.items():
+            if record.version is None and ident not in gone:
+                kept |= self._live(self._metadata.snapshot_by_id(ident)).keys()
+        found: set[str] = set()
+        for ident in gone:
+            found |= self._live(self._base.snapshot_by_id(ident)).keys()
+        return sorted(found - kept)
+
+    def _unlisted_statistics(self) -> list[str]:
+        def paths(metadata: TableMetadataV2) -> set[str]:
+            items = (*metadata.statistics, *metadata.partition_statistics)
+            return {self._incoming.inside(item.statistics_path) for item in items}
+
+        before, after = paths(self._base), paths(self._metadata)
+        self._files += [MetadataFile(path, STATISTICS, self._store.size(path) or 0) for path in sorted(after - before)]
+        return sorted(before - after)
+
+
+class Creation(_Steps):
+    """A table that begins with metadata of somebody else."""
+
+    def __init__(
+        self, publisher: Publisher, work: Work, metadata: TableMetadataV2, place: str, operation: str, keep_refs: bool
+    ) -> None:
+        super().__init__(publisher, work, f"table {metadata.table_uuid}", 0, metadata)
+        self._place = place
+        self._operation = operation
+        self._keep_refs = keep_refs
+
+    def finish(self) -> Prepared:
+        """Everything that the transaction needs; the metadata file is written."""
+        metadata = self._metadata
+        named = {ref.snapshot_id for ref in metadata.refs.values()}
+        kept = [snapshot for snapshot in metadata.snapshots if snapshot.snapshot_id in named]
+        log = [entry for entry in metadata.snapshot_log if entry.snapshot_id in named]
+        now = self._publisher.clock.now_ms()
+        properties = {"gc.enabled": "false", **metadata.properties}
+        self._metadata = metadata.model_copy(
+            update={
+                "location": self._store.uri(self._place) if not metadata.location else metadata.location,
+                "snapshots": kept,
+                "snapshot_log": log,
+                "metadata_log": [],
+                "properties": properties,
+                "statistics": [item for item in metadata.statistics if item.snapshot_id in named],
+                "partition_statistics": [item for item in metadata.partition_statistics if item.snapshot_id in named],
+                "last_updated_ms": max(metadata.last_updated_ms, now),
+            }
+        )
+        steps = self._read_files()
+        path, _, _ = self._written(0, None)
+        self._files += [
+            MetadataFile(self._incoming.inside(item.statistics_path), STATISTICS, item.file_size_in_bytes)
+            for item in self._metadata.statistics
+        ]
+        pointer = Pointer(
+            0,
+            self._place,
+            path,
+            0,
+            self._metadata.current_snapshot_id,
+            self._metadata.last_sequence_number,
+            len(steps),
+            -1,
+            self._metadata.last_updated_ms,
+        )
+        publication = Publication(
+            None,
+            pointer,
+            [replace(item, metadata_location=path) for item in self._snapshots],
+            self._files,
+            self._listings,
+        )
+        commit = OutsideCommit(0, now, publication, None, steps, {}, self._branch_files)
+        return Prepared(self._work, commit, self._metadata, self._store.uri(path))
+
+    def _read_files(self) -> list[Step]:
+        main = self._metadata.current_snapshot()
+        live = self._live(main)
+        steps: list[Step] = []
+        version = 0
+        if main is not None:
+            version = 1
+            added = [self._file(entry, explicit=entry.sequence_number) for entry in live.values()]
+            summary = dict(main.summary.additional_properties) if main.summary is not None else {}
+            steps.append(Step(self._operation, added, (), {}, summary))
+        for snapshot in self._metadata.snapshots:
+            read = self._incoming.read_snapshot(self._on, snapshot, 0)
+            is_main = main is not None and snapshot.snapshot_id == main.snapshot_id
+            self._enter(read, version if is_main else None, version)
+            if not is_main:
+                self._branch_files += [
+                    (path, entry.data_file.file_size_in_bytes)
+                    for path, entry in self._live(snapshot).items()
+                    if path not in live
+                ]
+        self._branch_files = list(dict(self._branch_files).items())
+        unique: dict[str, MetadataFile] = {}
+        for file in self._files:
+            unique.setdefault(file.file_path, file)
+        self._files = list(unique.values())
+        return steps
+
+
+def _sequence(entry: ManifestEntry, of_snapshot: int | None) -> int | None:
+    return entry.sequence_number if entry.sequence_number is not None else of_snapshot
+
+
+def _require_unique(paths: Sequence[str], on: str) -> None:
+    if len(set(paths)) != len(paths):
+        raise NotAccepted("a file is named twice", on=on)
