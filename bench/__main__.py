@@ -13,7 +13,7 @@ from time import perf_counter
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench import commits, footers, inserts, planning, report
+from bench import commits, footers, inserts, planning, publishing, report
 from bench.asked import Asked, Say
 from bench.measure import Effort
 from bench.places import Ground
@@ -24,7 +24,7 @@ from lakebook.registry.statements import POSTGRESQL, SQLITE
 
 Part = Callable[[Ground, Asked, Say], Iterator[Result]]
 
-_PARTS = ("registry", "commits", "plans", "footers", "inserts")
+_PARTS = ("registry", "commits", "plans", "publishing", "footers", "inserts")
 _FULL = Effort(rounds=15, seconds=0.1, singles=5_000)
 _QUICK = Effort(rounds=5, seconds=0.03, singles=1_000)
 #: By option: what it is, and its values at full length and with --quick.
@@ -33,6 +33,8 @@ _SIZES = {
     "insert-rows": ("rows inserted through Spark", "8000000", "200000"),
     "commit-files": ("files of the tables committed to", "100,1000,10000", "20,200"),
     "plan-files": ("files of the tables planned", "1000,1000000", "1000,20000"),
+    "publish-inserts": ("inserts published as Iceberg", "1000", "100"),
+    "publish-files": ("files of the tables published at once", "1000,1000000", "1000,20000"),
 }
 _RESULTS = Path(__file__).parent / "results.json"
 
@@ -69,6 +71,7 @@ def _measure(console: Console, ground: Ground, asked: Asked) -> Iterator[Result]
         "registry": partial(_registry, console),
         "commits": commits.measure,
         "plans": planning.measure,
+        "publishing": publishing.measure,
         "footers": footers.measure,
         "inserts": inserts.measure,
     }
@@ -146,6 +149,8 @@ def _asked(options: argparse.Namespace) -> Asked:
         sizes("insert-rows")[-1],
         sizes("commit-files"),
         sizes("plan-files"),
+        sizes("publish-inserts")[-1],
+        sizes("publish-files"),
     )
 
 

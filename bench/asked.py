@@ -31,3 +31,7 @@ class Asked:
     files: Sequence[int]
     #: Files of a table that is planned.
     planned: Sequence[int]
+    #: Inserts that are published one by one, and in a burst.
+    published: int
+    #: Files of a table that is published at once.
+    published_files: Sequence[int]

@@ -120,6 +120,7 @@ def listed_files(book: Book, snapshot: SnapshotRecord) -> list[str]:
 def check_files(book: Book, table: Table) -> None:
     """Every snapshot lists exactly the files of the version that it stands for."""
     found = table.snapshots()
+    assert [item.snapshot_id for item in metadata_of(book, table).snapshots] == [item.snapshot_id for item in found]
     for snapshot in found:
         files = list(table.plan(version=snapshot.version))
         assert listed_files(book, snapshot) == sorted(file.file_path for file in files)
@@ -367,6 +368,18 @@ def test_snapshots_are_kept_up_to_a_number(place: Place) -> None:
     assert listed.isdisjoint(gone)
     assert listed == {row["file_path"] for row in records(book, schema.iceberg_files, kind="manifest")}
     assert book.verify().ok
+
+
+def test_of_many_changes_that_are_published_at_once_only_the_last_snapshots_are_kept(place: Place) -> None:
+    book = place.open(clock=ManualClock(), snapshots_kept=2)
+    table = numbers(book, "t", [1], [2])
+    for number in range(4):
+        change(book, table, "overwrite", [{"id": 10 + number}], paths_of(table)[:1])
+    table.publish()
+    assert [item.version for item in table.snapshots()] == [5, 6]
+    check_files(book, table)
+    found = {row["file_path"] for row in records(book, schema.iceberg_files)}
+    assert set(objects(book, "iceberg")) - waiting_for_removal(book).keys() == found
 
 
 def test_a_snapshot_of_a_version_that_is_read_is_kept(place: Place) -> None:

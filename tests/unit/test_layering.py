@@ -10,9 +10,9 @@ SOURCE = Path(__file__).parents[2] / "src" / "lakebook"
 # From top to bottom: a room may use the rooms below it.
 LAYERS = (
     "cli",
-    "server",
     "doctor",
     "book",
+    "server",
     "components",
     "cdc",
     "pipelines",

@@ -38,10 +38,11 @@ from lakebook.errors import (
 from lakebook.iceberg.outside import Committer
 from lakebook.iceberg.publishing import Publisher, default_location, require_published
 from lakebook.names import check_name, check_text, shown
-from lakebook.registry.leases import pin_loaded
+from lakebook.registry.leases import pin_loaded, pinned_until
 from lakebook.registry.registry import Registry
 from lakebook.registry.table_files import CHUNK
 from lakebook.registry.tables import (
+    DEFAULT_NAMESPACE,
     TableRecord,
     change_namespace,
     create_namespace,
@@ -118,6 +119,9 @@ class LakebookCatalog(MetastoreCatalog):
         return Table((namespace, name), metadata, location, self._io(location), self)
 
     def _io(self, location: str) -> FileIO:
+        if location.startswith("memory:"):
+            # Only this process can see it; PyIceberg then reads metadata, and no rows.
+            return self._lake.publisher.io
         return load_file_io(self.properties, location)
 
     def load_table(self, identifier: str | Identifier) -> Table:
@@ -132,7 +136,10 @@ class LakebookCatalog(MetastoreCatalog):
         return self._table(record.namespace, record.name, metadata, publisher.store.uri(pointer.metadata_location))
 
     def _pin(self, record: TableRecord, version: int, seconds: float) -> None:
-        self._lake.registry.write(lambda transaction: pin_loaded(transaction, record, version, seconds))
+        left = self._lake.registry.read_with(lambda reader: pinned_until(reader, record, version))
+        # Not at every load: half of the time is enough.
+        if left < self._lake.registry.clock.now_ms() + round(seconds * 500):
+            self._lake.registry.write(lambda transaction: pin_loaded(transaction, record, version, seconds))
 
     def create_table(
         self,
@@ -147,7 +154,7 @@ class LakebookCatalog(MetastoreCatalog):
         namespace, name = self._named(identifier)
         metadata = self._new_metadata(identifier, schema, location, partition_spec, sort_order, properties)
         with _words():
-            made, where = self._lake.committer.enter_new(namespace, name, metadata, "append")
+            made, where = self._lake.committer.enter_new(namespace, name, metadata)
         return self._table(namespace, name, made, where)
 
     def _new_metadata(
@@ -188,8 +195,7 @@ class LakebookCatalog(MetastoreCatalog):
     ) -> StagedTable:
         """A table that a later commit will create; nothing is stored."""
         namespace, name = self._named(identifier)
-        with _words():
-            self._lake.registry.read_with(lambda reader: get_namespace(reader, namespace))
+        self.load_namespace_properties(namespace)
         metadata = self._new_metadata(identifier, schema, location, partition_spec, sort_order, properties)
         where = f"{metadata.location}/metadata/00000-{uuid.uuid4()}.metadata.json"
         return StagedTable((namespace, name), metadata, where, self._io(where), self)
@@ -249,8 +255,8 @@ class LakebookCatalog(MetastoreCatalog):
         space = self._namespace(namespace)
         found: list[Identifier] = []
         after = ""
+        self.load_namespace_properties(space)
         with _words():
-            self._lake.registry.read_with(lambda reader: get_namespace(reader, space))
             while True:
                 start = after
                 page = self._lake.registry.read_with(lambda reader: list_tables(reader, space, start, "", CHUNK))  # noqa: B023
@@ -337,13 +343,17 @@ class LakebookCatalog(MetastoreCatalog):
             page = self._lake.registry.read_with(lambda reader: list_namespaces(reader, after, CHUNK))  # noqa: B023
             found += [(item.name,) for item in page]
             if len(page) < CHUNK:
-                return found
+                return found if (DEFAULT_NAMESPACE,) in found else [(DEFAULT_NAMESPACE,), *found]
 
     def load_namespace_properties(self, namespace: str | Identifier) -> Properties:
         """The properties of a namespace."""
         name = self._namespace(namespace)
-        with _words():
+        try:
             return dict(self._lake.registry.read_with(lambda reader: get_namespace(reader, name)).properties)
+        except NamespaceNotFound as error:
+            if name == DEFAULT_NAMESPACE:
+                return {}  # It is made with its first table.
+            raise NoSuchNamespaceError(str(error)) from error
 
     def update_namespace_properties(
         self, namespace: str | Identifier, removals: set[str] | None = None, updates: Properties = EMPTY_DICT

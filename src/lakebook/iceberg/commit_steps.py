@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.exceptions import ValidationError as IcebergError
 from pyiceberg.manifest import DataFileContent, ManifestContent, ManifestEntry
+from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.table.metadata import TableMetadataV2
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import Snapshot
@@ -82,9 +83,7 @@ class _Steps:
         schema = schema_for(spec, self._metadata.schemas)
         return self._incoming.new_file(self._on, entry, spec, schema, explicit)
 
-    def _enter(
-        self, read: ReadSnapshot, version: int | None, pinned: int, *, ids: tuple[int, int] | None = None
-    ) -> None:
+    def _enter(self, read: ReadSnapshot, version: int | None, pinned: int) -> None:
         """Enter a snapshot's row, its manifests and its list."""
         snapshot = read.snapshot
         path = self._store.relative(snapshot.manifest_list)
@@ -210,9 +209,6 @@ class Preparation(_Steps):
             self._metadata.last_updated_ms,
         )
         properties = self._property_changes()
-        if shape is not None or properties:
-            # The next look at the registry finds other properties than were published; it compares then.
-            pointer = replace(pointer, properties_at=-1)
         publication = Publication(
             self._pointer.metadata_location,
             pointer,
@@ -226,7 +222,7 @@ class Preparation(_Steps):
             self._pointer.version,
             at,
             publication,
-            shape,
+            () if shape is None else (shape,),
             self._steps,
             properties,
             self._branch_files,
@@ -471,13 +467,9 @@ class Preparation(_Steps):
 class Creation(_Steps):
     """A table that begins with metadata of somebody else."""
 
-    def __init__(
-        self, publisher: Publisher, work: Work, metadata: TableMetadataV2, place: str, operation: str, keep_refs: bool
-    ) -> None:
+    def __init__(self, publisher: Publisher, work: Work, metadata: TableMetadataV2, place: str) -> None:
         super().__init__(publisher, work, f"table {metadata.table_uuid}", 0, metadata)
         self._place = place
-        self._operation = operation
-        self._keep_refs = keep_refs
 
     def finish(self) -> Prepared:
         """Everything that the transaction needs; the metadata file is written."""
@@ -499,7 +491,8 @@ class Creation(_Steps):
                 "last_updated_ms": max(metadata.last_updated_ms, now),
             }
         )
-        steps = self._read_files()
+        shapes = later_shapes(self._metadata)
+        steps = self._read_files(len(shapes))
         path, _, _ = self._written(0, None)
         self._files += [
             MetadataFile(self._incoming.inside(item.statistics_path), STATISTICS, item.file_size_in_bytes)
@@ -512,7 +505,7 @@ class Creation(_Steps):
             0,
             self._metadata.current_snapshot_id,
             self._metadata.last_sequence_number,
-            len(steps),
+            len(shapes) + len(steps),
             -1,
             self._metadata.last_updated_ms,
         )
@@ -523,19 +516,18 @@ class Creation(_Steps):
             self._files,
             self._listings,
         )
-        commit = OutsideCommit(0, now, publication, None, steps, {}, self._branch_files)
+        commit = OutsideCommit(0, now, publication, shapes, steps, {}, self._branch_files)
         return Prepared(self._work, commit, self._metadata, self._store.uri(path))
 
-    def _read_files(self) -> list[Step]:
+    def _read_files(self, version: int) -> list[Step]:
         main = self._metadata.current_snapshot()
         live = self._live(main)
         steps: list[Step] = []
-        version = 0
         if main is not None:
-            version = 1
+            version += 1
             added = [self._file(entry, explicit=entry.sequence_number) for entry in live.values()]
             summary = dict(main.summary.additional_properties) if main.summary is not None else {}
-            steps.append(Step(self._operation, added, (), {}, summary))
+            steps.append(Step("append", added, (), {}, summary))
         for snapshot in self._metadata.snapshots:
             read = self._incoming.read_snapshot(self._on, snapshot, 0)
             is_main = main is not None and snapshot.snapshot_id == main.snapshot_id
@@ -552,6 +544,26 @@ class Creation(_Steps):
             unique.setdefault(file.file_path, file)
         self._files = list(unique.values())
         return steps
+
+
+def earlier_specs(metadata: TableMetadataV2) -> list[PartitionSpec]:
+    """Partition specs that are not the present one; files may still have them."""
+    return [spec for spec in metadata.partition_specs if spec.spec_id != metadata.default_spec_id]
+
+
+def later_shapes(metadata: TableMetadataV2) -> list[NewShape]:
+    """What becomes of a table that begins with its first spec, so that the registry knows each of them."""
+    earlier = earlier_specs(metadata)
+    following = [*earlier[1:], metadata.spec()] if earlier else []
+    return [
+        NewShape(
+            schema_to_json(metadata.schema()),
+            spec_to_json(spec),
+            order_to_json(metadata.sort_order()),
+            metadata.last_column_id,
+        )
+        for spec in following
+    ]
 
 
 def _sequence(entry: ManifestEntry, of_snapshot: int | None) -> int | None:

@@ -40,11 +40,11 @@ from pyiceberg.table.update import (
 
 from lakebook import failpoints
 from lakebook.errors import CommitAborted, CommitOutcomeUnknown, FilesChanged, NotAccepted
-from lakebook.iceberg.commit_steps import Creation, Preparation, Prepared
+from lakebook.iceberg.commit_steps import Creation, Preparation, Prepared, earlier_specs
 from lakebook.iceberg.incoming import ACCEPTED, Incoming, operation_of
 from lakebook.iceberg.manifests import entries_of, only_added, read_manifest_list, write_manifest_list
 from lakebook.iceberg.partitioning import order_to_json, spec_to_json
-from lakebook.iceberg.publishing import VERSIONS, Publisher, Work, default_location, require_published
+from lakebook.iceberg.publishing import Publisher, Work, default_location, require_published
 from lakebook.iceberg.schemas import check_fields, schema_to_json
 from lakebook.iceberg.table_metadata import parse_metadata, schema_for, with_totals
 from lakebook.names import shown
@@ -55,10 +55,9 @@ from lakebook.registry.publishing import (
     MetadataFile,
     PointerMoved,
     SnapshotRecord,
-    properties_at,
     snapshots_of,
 )
-from lakebook.registry.tables import NewTable, TableRecord, create_table, get_metadata
+from lakebook.registry.tables import NewTable, TableRecord, create_table
 from lakebook.registry.transactions import Transaction
 
 _MOST_ATTEMPTS = 30
@@ -146,10 +145,9 @@ class Committer:
         pointer = require_published(publisher.publish(table), table)
         base = publisher.load(pointer)
         work = works.enter_context(Work(publisher, table.id, pointer.location))
-        updates = self._placed(work, table, base, requirements, updates)
-        records = {
-            item.snapshot_id: item for item in self._registry.read_with(lambda reader: snapshots_of(reader, table.id))
-        }
+        listed = self._registry.read_with(lambda reader: snapshots_of(reader, table.id))
+        records = {item.snapshot_id: item for item in listed}
+        updates = self._placed(work, table, base, requirements, updates, records)
         self._check_removals(table, base, updates, records)
         return Preparation(publisher, work, table, pointer, base, updates, records).finish()
 
@@ -160,6 +158,7 @@ class Committer:
         base: TableMetadataV2,
         requirements: Sequence[TableRequirement],
         updates: Sequence[TableUpdate],
+        records: Mapping[int, SnapshotRecord],
     ) -> Sequence[TableUpdate]:
         """The updates as they stand on the published head; an append is moved onto it where it may be."""
         for requirement in requirements:
@@ -169,7 +168,9 @@ class Committer:
                 if not isinstance(requirement, AssertRefSnapshotId) or requirement.ref != MAIN_BRANCH:
                     raise
                 between = _between(base, requirement.snapshot_id)
-                ours = between is not None and all(_is_ours(snapshot) for snapshot in between)
+                ours = between is not None and all(
+                    item.snapshot_id in records and records[item.snapshot_id].is_ours for item in between
+                )
                 if ours and between and _can_move(updates) and all(operation_of(item) == "append" for item in between):
                     return self._moved(work, base, updates)
                 if ours:
@@ -302,11 +303,9 @@ class Committer:
             raise NotAccepted(f"its updates do not make a table ({error})", on=on) from None
         if not isinstance(built, TableMetadataV2):
             raise NotAccepted("it has not format version 2", on=on, remedy=ACCEPTED)
-        return self.enter_new(namespace, name, built, "append")
+        return self.enter_new(namespace, name, built)
 
-    def enter_new(
-        self, namespace: str, name: str, metadata: TableMetadataV2, operation: str, *, keep_refs: bool = False
-    ) -> tuple[TableMetadataV2, str]:
+    def enter_new(self, namespace: str, name: str, metadata: TableMetadataV2) -> tuple[TableMetadataV2, str]:
         """Enter a table that begins with this metadata."""
         publisher = self._publisher
         on = f"table {namespace}.{name}"
@@ -319,7 +318,7 @@ class Committer:
             name,
             schema_to_json(metadata.schema()),
             metadata.last_column_id,
-            spec_to_json(metadata.spec()),
+            spec_to_json((earlier_specs(metadata) or [metadata.spec()])[0]),
             order_to_json(metadata.sort_order()),
             "parquet",
             _compression(metadata.properties),
@@ -331,15 +330,13 @@ class Committer:
         self.check_given(on, wanted.properties)
         place = place or default_location(str(metadata.table_uuid))
         with as_iceberg_says(), Work(publisher, 0, place) as work:
-            preparation = Creation(publisher, work, metadata, place, operation, keep_refs)
-            made = preparation.finish()
+            made = Creation(publisher, work, metadata, place).finish()
             grace = publisher.settings.published_grace
 
             def apply(transaction: Transaction) -> None:
                 table = create_table(transaction, wanted, work.commit_id)
-                state = get_metadata(transaction, table, 1)
                 commit = made.commit
-                pointer = replace(commit.publication.pointer, table_id=table.id, properties_at=properties_at(state))
+                pointer = replace(commit.publication.pointer, table_id=table.id)
                 commit = replace(
                     commit,
                     at=max(commit.at, transaction.time_of(table.object_id) + 1),
@@ -355,7 +352,7 @@ class Committer:
         """Take an Iceberg table that lies in the warehouse, as it is; no data is rewritten."""
         path = self._incoming.inside(metadata_location)
         metadata = parse_metadata(self._store.read(path), path)
-        return self.enter_new(namespace, name, metadata, "append", keep_refs=True)
+        return self.enter_new(namespace, name, metadata)
 
 
 # --- helpers -------------------------------------------------------------------
@@ -371,10 +368,6 @@ def _between(base: TableMetadataV2, ancestor: int | None) -> list[Snapshot] | No
         found.append(at)
         at = base.snapshot_by_id(at.parent_snapshot_id) if at.parent_snapshot_id is not None else None
     return found if ancestor is None and all(item.parent_snapshot_id is None for item in found[-1:]) else None
-
-
-def _is_ours(snapshot: Snapshot) -> bool:
-    return snapshot.summary is not None and VERSIONS in snapshot.summary.additional_properties
 
 
 def _can_move(updates: Iterable[TableUpdate]) -> bool:

@@ -178,7 +178,14 @@ def with_shapes(metadata: TableMetadataV2, states: Sequence[TableMetadata], last
     """The same metadata with every schema, spec and order the registry has, at the present ones."""
     schemas, specs, orders = shapes_of(states)
     current = states[-1]
-    known = {schema.schema_id for schema in metadata.schemas}
+    known = {schema.schema_id: schema for schema in metadata.schemas}
+    for ident, schema in schemas.items():
+        if ident in known and known[ident].as_struct() != schema.as_struct():
+            raise NotPublishable(
+                f"an outside engine has given the id {ident} to another schema",
+                on=f"table {metadata.table_uuid}",
+                remedy="Change the schema once more",
+            )
     known_specs = {spec.spec_id for spec in metadata.partition_specs}
     known_orders = {order.order_id for order in metadata.sort_orders}
     return metadata.model_copy(

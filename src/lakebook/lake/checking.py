@@ -13,10 +13,13 @@ from typing import Any
 from lakebook.errors import LakebookError
 from lakebook.iceberg.arrow_files import file_schema
 from lakebook.iceberg.bounds import NOTHING
+from lakebook.iceberg.manifests import live_entries, read_manifest_list
+from lakebook.iceberg.publishing import ICEBERG
 from lakebook.iceberg.schemas import leaf_fields, schema_from_json
 from lakebook.iceberg.statistics import footer_columns, stats_from_footer
+from lakebook.iceberg.table_metadata import parse_metadata
 from lakebook.lake.attempts import DATA
-from lakebook.lake.cleaning import Cleaner, LeaseWatch
+from lakebook.lake.cleaning import Cleaner, LeaseWatch, is_past_grace
 from lakebook.lake.footer_store import mend_footer, read_footer
 from lakebook.lake.footers import open_footer, upgraded
 from lakebook.lake.formats import FORMATS
@@ -24,17 +27,27 @@ from lakebook.lake.lake import Lake
 from lakebook.lake.leasing import READS
 from lakebook.registry.file_stats import DELETE_STATS_BETWEEN, stats_of_files
 from lakebook.registry.footers import delete_partition_metadata_batch, load_footers
-from lakebook.registry.inserts import EVERY_INSERT, STAGED_RANGES, known_paths
+from lakebook.registry.inserts import (
+    EVERY_INSERT,
+    STAGED_RANGES,
+    folders_above,
+    known_paths,
+    unaccounted_paths,
+)
+from lakebook.registry.publishing import METADATA, STATISTICS, Pointer, every_pointer, pointer_of
 from lakebook.registry.stream_checks import Finding
 from lakebook.registry.table_checks import (
     FileToCheck,
+    PublishedState,
     check_tables,
     dangling_footers,
     dangling_stats,
+    files_at,
     files_short_of_stats,
     files_to_check,
     mend_totals,
     present_files,
+    published_state,
     schema_versions,
 )
 from lakebook.registry.table_files import CHUNK, chunks, files_by_path
@@ -46,6 +59,10 @@ Progress = Callable[[str], None]
 
 _SIDECARS = ("_SUCCESS",)
 _SIDECAR_ENDS = (".crc",)
+# How often a table is looked at that others publish meanwhile.
+_LOOKS = 5
+# What a comparison tells of at most.
+_MOST_TOLD = 5
 
 
 @dataclass
@@ -78,7 +95,8 @@ def verify_tables(
     """Check tables in the registry and, with `files`, every byte of them; with `spark`, on its executors."""
     result = Checked()
     progress("tables")
-    found, unfinished, counts = lake.registry.in_snapshot(check_tables)
+    now = lake.clock.now_ms()
+    found, unfinished, counts = lake.registry.in_snapshot(lambda reader: check_tables(reader, now))
     result.findings += found
     result.unfinished += unfinished
     result.checked |= counts
@@ -87,6 +105,8 @@ def verify_tables(
     if files:
         progress("data files")
         result.checked["data_files"] = _check_files(lake, result.findings, spark)
+        progress("published tables")
+        result.checked["published_tables"] = _check_published(lake, result)
         progress("orphans")
         result.checked["objects"] = _check_objects(lake, result)
     return result
@@ -104,7 +124,7 @@ def _dangling(reader: Reader) -> Iterator[Finding]:
     ranges = reader.all(STAGED_RANGES)
     for path in dangling_footers(reader):
         # Staged by an insert that is at work, or that a sweep has yet to settle.
-        if _folder_of(path) not in folders:
+        if folders.isdisjoint(folders_above(path)):
             yield Finding("footers", path, "the footer's file is not known")
     for table_id, file_id in dangling_stats(reader):
         if not _is_staged(ranges, table_id, file_id):
@@ -121,11 +141,6 @@ def _short_of_stats(reader: Reader) -> Iterator[Finding]:
 
 def _is_staged(ranges: list[tuple[Any, ...]], table_id: int, file_id: int) -> bool:
     return any(table == table_id and first <= file_id <= last for table, first, last in ranges)
-
-
-def _folder_of(path: str) -> str:
-    """The folder of the insert that a path belongs to, if it lies in one."""
-    return "/".join(path.split("/")[:3])
 
 
 # --- bytes ---------------------------------------------------------------------
@@ -166,16 +181,19 @@ def _removed_meanwhile(lake: Lake, paths: list[str]) -> set[str]:
 
 def _wrong_bytes(lake: Lake, files: list[FileToCheck], spark: Any) -> Iterator[Finding]:
     if spark is not None:
-        wanted = [(file.file_path, file.file_size, file.checksum) for file in files]
+        wanted = [(file.file_path, file.file_size, file.checksum) for file in files if not file.is_owed]
         for path, size, checksum in check_on_executors(spark, lake.store.warehouse.root, wanted):
             yield _byte_finding(path, size, checksum)
-        return
+        files = [file for file in files if file.is_owed]
     present = []
     for file in files:
-        if lake.store.size(file.file_path) is None:
+        size = lake.store.size(file.file_path)
+        if size is None:
             yield _byte_finding(file.file_path, None, None)
-        else:
+        elif not file.is_owed:
             present.append(file)
+        elif size != file.file_size:
+            yield Finding("files", file.file_path, f"it has {size} bytes instead of {file.file_size}")
     try:
         measured = {found.path: found for found in lake.store.measure([file.file_path for file in present])}
     except LakebookError:
@@ -201,7 +219,8 @@ def _wrong_footers(lake: Lake, files: list[FileToCheck]) -> Iterator[Finding]:
     """Footers that differ from those in the files, and row counts that differ from either."""
     stored = lake.registry.read_with(lambda reader: load_footers(reader, [file.file_path for file in files]))
     for file in files:
-        if lake.store.size(file.file_path) is None:
+        # Of one that is owed, nothing but the size is known for certain.
+        if file.is_owed or lake.store.size(file.file_path) is None:
             continue
         try:
             rows = FORMATS[file.file_type].count_rows(lake, file.file_path, file.file_size)
@@ -244,28 +263,190 @@ def _contradicts(lake: Lake, file: FileToCheck, footer: bytes) -> bool:
     return False
 
 
+# --- published tables ------------------------------------------------------------
+
+
+def _check_published(lake: Lake, result: Checked) -> int:
+    """The metadata, manifests and live files of every published table, against its rows."""
+    pointers = lake.registry.in_snapshot(lambda reader: list(every_pointer(reader)))
+    for pointer in pointers:
+        _check_table(lake, pointer.table_id, result)
+    return len(pointers)
+
+
+def _check_table(lake: Lake, table_id: int, result: Checked) -> None:
+    def present(reader: Reader) -> Pointer | None:
+        return None if reader.one(GET_TABLE_BY_ID, table_id) is None else pointer_of(reader, table_id)
+
+    shown = ""
+    for _ in range(_LOOKS):
+        state = lake.registry.in_snapshot(lambda reader: published_state(reader, table_id))
+        if state is None:
+            return
+        shown = state.table.shown
+        found = list(_wrong_metadata(lake, state))
+        # What is wrong only because it was published again or dropped meanwhile, is not wrong.
+        if not found or lake.registry.in_snapshot(present) == state.pointer:
+            result.findings += found
+            return
+    result.unfinished.append(f"{shown} was published again and again while it was looked at")
+
+
+def _wrong_metadata(lake: Lake, state: PublishedState) -> Iterator[Finding]:
+    pointer, table = state.pointer, state.table
+    sizes = {path: size for path, (_, size) in state.files.items()}
+    for path, size in sorted((sizes | state.branch_files).items()):
+        found = lake.store.size(path)
+        if found != size:
+            what = "it does not exist" if found is None else f"it has {found} bytes instead of {size}"
+            yield Finding("published", path, what)
+    path = pointer.metadata_location
+    try:
+        # Not the publisher's own copy of it, which no damage to the file reaches.
+        metadata = parse_metadata(lake.store.read(path), path)
+    except Exception as error:  # noqa: BLE001 - whatever a parser says of a damaged file
+        yield _unreadable(path, "the metadata", error)
+        return
+    for what, said, known in (
+        ("uuid", str(metadata.table_uuid), table.table_uuid),
+        ("location", _relative(lake, metadata.location), pointer.location),
+        ("current snapshot", metadata.current_snapshot_id, pointer.snapshot_id),
+        ("last sequence number", metadata.last_sequence_number, pointer.last_sequence),
+    ):
+        if said != known:
+            yield Finding("published", table.shown, f"its metadata says that its {what} is {said}, and not {known}")
+    yield from _wrong_names(lake, state, metadata)
+    yield from _wrong_snapshots(lake, state, metadata)
+
+
+def _wrong_names(lake: Lake, state: PublishedState, metadata: Any) -> Iterator[Finding]:
+    """Metadata and statistics files that the metadata names and nobody knows, or the other way round."""
+    named = {
+        METADATA: {state.pointer.metadata_location, *(entry.metadata_file for entry in metadata.metadata_log)},
+        STATISTICS: {item.statistics_path for item in (*metadata.statistics, *metadata.partition_statistics)},
+    }
+    for kind, locations in named.items():
+        wanted = {_relative(lake, location) for location in locations}
+        known = {path for path, (of_kind, _) in state.files.items() if of_kind == kind}
+        for path in sorted(wanted - known - {state.pointer.metadata_location}):
+            yield Finding("published", path, "the metadata names it, but it is not known")
+        for path in sorted(known - wanted):
+            yield Finding("published", path, "nothing refers to it")
+
+
+def _wrong_snapshots(lake: Lake, state: PublishedState, metadata: Any) -> Iterator[Finding]:
+    on, io = state.table.shown, lake.publisher.io
+    rows = {row.snapshot_id: row for row in state.snapshots}
+    listed = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
+    for ident in sorted(rows.keys() - listed.keys()):
+        yield Finding("published", on, f"its metadata does not list snapshot {ident}, which has a row")
+    for ident in sorted(listed.keys() - rows.keys()):
+        yield Finding("published", on, f"its metadata lists snapshot {ident}, which has no row")
+    manifests: dict[str, Any] = {}
+    current: list[Any] | None = []
+    for ident, snapshot in sorted(listed.items()):
+        path = _relative(lake, snapshot.manifest_list)
+        row = rows.get(ident)
+        if row is not None and (path, snapshot.sequence_number) != (row.manifest_list, row.sequence_number):
+            yield Finding("published", on, f"snapshot {ident} is another than its row says")
+        try:
+            found = read_manifest_list(io, snapshot.manifest_list)
+        except Exception as error:  # noqa: BLE001 - whatever a parser says of a damaged file
+            yield _unreadable(path, "the manifest list", error)
+            current = None if ident == metadata.current_snapshot_id else current
+            continue
+        by_path = {_relative(lake, manifest.manifest_path): manifest for manifest in found}
+        if row is not None and by_path.keys() != state.listings.get(ident, set()):
+            yield Finding("published", path, f"snapshot {ident} lists other manifests than its rows say")
+        for name, manifest in by_path.items():
+            if name in state.files and state.files[name][1] != manifest.manifest_length:
+                yield Finding("published", name, f"a snapshot lists it with {manifest.manifest_length} bytes")
+        manifests |= by_path
+        current = found if ident == metadata.current_snapshot_id else current
+    if current is not None:
+        yield from _wrong_live_files(lake, state, current)
+        for manifest in current:
+            manifests.pop(_relative(lake, manifest.manifest_path), None)
+    for path, manifest in sorted(manifests.items()):
+        try:
+            for _ in live_entries(io, manifest):
+                pass
+        except Exception as error:  # noqa: BLE001 - whatever a parser says of a damaged file
+            yield _unreadable(path, "the manifest", error)
+
+
+def _wrong_live_files(lake: Lake, state: PublishedState, manifests: Iterable[Any]) -> Iterator[Finding]:
+    """Whether the current snapshot of `main` has exactly the files of the version that it stands for."""
+    version, on = state.pointer.version, state.table.shown
+    expected = {
+        location or lake.store.uri(path): (content, rows, size)
+        for path, location, content, rows, size in lake.registry.in_snapshot(
+            lambda reader: list(files_at(reader, state.table.id, version))
+        )
+    }
+    wrong: list[str] = []
+    for manifest in manifests:
+        try:
+            for entry in live_entries(lake.publisher.io, manifest):
+                file = entry.data_file
+                facts = (int(file.content), file.record_count, file.file_size_in_bytes)
+                known = expected.pop(file.file_path, None)
+                if known is None:
+                    wrong.append(f"its current snapshot lists {file.file_path}, which version {version} has not")
+                elif known != facts:
+                    wrong.append(f"its current snapshot says {facts} of {file.file_path}, and not {known}")
+        except Exception as error:  # noqa: BLE001 - whatever a parser says of a damaged file
+            yield _unreadable(_relative(lake, manifest.manifest_path), "the manifest", error)
+            return
+    wrong += [f"its current snapshot does not list {location}, which version {version} has" for location in expected]
+    yield from (Finding("published", on, what) for what in wrong[:_MOST_TOLD])
+    if len(wrong) > _MOST_TOLD:
+        yield Finding("published", on, f"{len(wrong) - _MOST_TOLD} more files of its current snapshot are wrong")
+
+
+def _unreadable(path: str, what: str, error: Exception) -> Finding:
+    reason = error.what if isinstance(error, LakebookError) else f"{type(error).__name__}: {error}"
+    return Finding("published", path, f"{what} cannot be read ({reason})")
+
+
+def _relative(lake: Lake, location: str) -> str:
+    """The path of a location, or the location itself if it is in no warehouse of ours."""
+    try:
+        return lake.store.relative(location)
+    except LakebookError:
+        return location
+
+
+# --- objects -------------------------------------------------------------------
+
+
 def _check_objects(lake: Lake, result: Checked) -> int:
     """Objects that nothing accounts for: orphans, sidecars, staged tables without a lease."""
     number = 0
-    suspects: list[tuple[str, str]] = []
-    for chunk in chunks(item.path for item in lake.store.list(DATA)):
-        number += len(chunk)
-        known = lake.registry.read_with(lambda reader: known_paths(reader, chunk))  # noqa: B023
-        suspects += [
-            (path, "a sidecar that its writer left" if is_sidecar(path) else "no row refers to it")
-            for path in chunk
-            if path not in known
-        ]
+    suspects: list[tuple[str, str, bool]] = []
+    for folder in (DATA, ICEBERG):
+        for items in chunks(lake.store.list(folder)):
+            number += len(items)
+            known = lake.registry.read_with(lambda reader: known_paths(reader, [item.path for item in items]))  # noqa: B023
+            suspects += [
+                (
+                    item.path,
+                    "a sidecar that its writer left" if is_sidecar(item.path) else "no row refers to it",
+                    # Outside engines may be at work: they have no commit rows.
+                    folder == DATA or is_past_grace(lake, item),
+                )
+                for item in items
+                if item.path not in known
+            ]
     attempts = lake.registry.read_with(lambda reader: {row[2]: row for row in _attempts(reader) if row[2]})
     left: dict[str, int] = {}
-    for path, what in suspects:
-        attempt = attempts.get(_folder_of(path))
-        if attempt is None:
-            # In this order: what is forgotten between the two looks is gone by then.
-            if not _known_now(lake, path) and lake.store.size(path) is not None:
-                result.findings.append(Finding("orphans", path, what))
-        else:
+    for path, what, is_left in suspects:
+        attempt = next((attempts[folder] for folder in folders_above(path) if folder in attempts), None)
+        if attempt is not None:
             left[attempt[0]] = left.get(attempt[0], 0) + 1
+        # In this order: what is forgotten between the two looks is gone by then.
+        elif is_left and _unaccounted_now(lake, path) and lake.store.size(path) is not None:
+            result.findings.append(Finding("orphans", path, what))
     result.unfinished += [
         f"insert {commit_id} ({attempts_state(attempts, commit_id)}): {count} objects are not swept yet"
         for commit_id, count in sorted(left.items())
@@ -279,8 +460,8 @@ def attempts_state(attempts: dict[Any, Any], commit_id: str) -> str:
     return next((str(row[3]) for row in attempts.values() if row[0] == commit_id), "unknown")
 
 
-def _known_now(lake: Lake, path: str) -> bool:
-    return bool(lake.registry.read_with(lambda reader: known_paths(reader, [path])))
+def _unaccounted_now(lake: Lake, path: str) -> bool:
+    return bool(lake.registry.read_with(lambda reader: unaccounted_paths(reader, [path])))
 
 
 def _check_reads(lake: Lake, result: Checked) -> int:
@@ -316,6 +497,7 @@ def repair_tables(lake: Lake, *, dry_run: bool = False, progress: Progress = lam
             result.mended.append(mended)
     if any(finding.check == "statistics" for finding in before.findings):
         _mend_statistics(lake, before.findings, result, dry_run=dry_run)
+    result.mended = [text for text in result.mended if text]
     return result
 
 
@@ -327,6 +509,9 @@ def _mend(lake: Lake, finding: Finding, *, dry_run: bool) -> str | None:
         if not dry_run:
             lake.registry.write(lambda transaction: delete_partition_metadata_batch(transaction, [finding.on]))
         return f"{finding.on}: a footer that nothing refers to was removed"
+    if finding.check == "orphans" and finding.on.startswith(f"{ICEBERG}/"):
+        # The sweep removes it, and counts it.
+        return "" if dry_run or lake.store.size(finding.on) is None else None
     if finding.check == "orphans" and is_sidecar(finding.on):
         if not dry_run:
             lake.store.delete_one(finding.on)
@@ -355,7 +540,6 @@ def _mend_footer(lake: Lake, path: str, *, dry_run: bool) -> str | None:
 
 
 def _mend_statistics(lake: Lake, findings: Iterable[Finding], result: Repaired, *, dry_run: bool) -> None:
-    result.mended = [text for text in result.mended if text]
     wrong = [finding for finding in findings if finding.check == "statistics"]
     if dry_run:
         result.mended += [f"{finding.on}: {finding.what}" for finding in wrong if finding.on.startswith("table ")]

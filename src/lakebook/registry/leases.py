@@ -166,6 +166,12 @@ EXTEND = Statement(
 )
 
 
+def pinned_until(reader: Reader, table: TableRecord, version: int) -> int:
+    """Until when a version that was loaded through a catalog is pinned; 0 if it is not."""
+    found = reader.one(LOADED, f"loaded-{table.id}-{version}")
+    return 0 if found is None else int(found[0])
+
+
 def pin_loaded(transaction: Transaction, table: TableRecord, version: int, seconds: float) -> None:
     """Pin a version that was loaded through a catalog, for a time: nobody will renew or end this lease."""
     lease_id = f"loaded-{table.id}-{version}"

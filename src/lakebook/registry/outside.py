@@ -20,7 +20,9 @@ from lakebook.registry.publishing import (
     Publication,
     enter_snapshots,
     move_pointer,
+    properties_at,
     remove_snapshots,
+    require_pointer,
     retire_metadata,
 )
 from lakebook.registry.statements import POSTGRESQL, SQLITE, Statement, among, bind, insert_into
@@ -37,6 +39,7 @@ from lakebook.registry.tables import (
     TableRecord,
     change_properties,
     locked_table,
+    metadata_from,
     record_version,
 )
 from lakebook.registry.temporary_files import add_temporary_files
@@ -128,7 +131,8 @@ class OutsideCommit:
     #: The time of its first version, which its snapshot carries.
     at: int
     publication: Publication
-    shape: NewShape | None = None
+    #: Schemas, specs and orders that become the present ones, one after the other.
+    shapes: Sequence[NewShape] = ()
     steps: Sequence[Step] = ()
     properties: Mapping[str, str | None] = field(default_factory=dict)
     #: Files that only a branch, or a staged snapshot, has.
@@ -141,7 +145,7 @@ class OutsideCommit:
     @property
     def versions(self) -> int:
         """How many versions it makes."""
-        return len(self.steps) + (self.shape is not None)
+        return len(self.steps) + len(self.shapes)
 
 
 def flip_commit(transaction: Transaction, commit_id: str) -> None:
@@ -158,20 +162,19 @@ def apply_outside(
     version: int = before["version"]
     if made.versions and version != made.version:
         raise VersionsPending
-    move_pointer(transaction, table.id, made.publication)
+    require_pointer(transaction, table.id, made.publication)
     moment = made.at
     if made.versions and not transaction.set_time(table.object_id, moment):
         raise PointerMoved("the table was changed meanwhile")
-    if made.shape is not None:
-        _change_shape(transaction, table, made.shape, commit_id)
-        moment += 1
-    for number, step in enumerate(made.steps):
-        if number or made.shape is not None:
-            transaction.set_time(table.object_id, moment)
+    for number, shape in enumerate(made.shapes):
+        transaction.set_time(table.object_id, moment + number)
+        _change_shape(transaction, table, shape, commit_id)
+    for number, step in enumerate(made.steps, len(made.shapes)):
+        transaction.set_time(table.object_id, moment + number)
         _apply_step(transaction, table, step, commit_id, debt)
-        moment += 1
     if made.properties:
         change_properties(transaction, table, made.properties)
+    move_pointer(transaction, table.id, _as_published(transaction, table, made))
     enter_snapshots(transaction, table, made.publication)
     _enter_branch_files(transaction, table, made.branch_files)
     _leave_branches(transaction, table, made.left, grace)
@@ -179,6 +182,18 @@ def apply_outside(
     retire_metadata(transaction, made.publication.superseded, "metadata superseded", grace)
     retire_metadata(transaction, made.unlisted, "no snapshot lists it", grace)
     return version + made.versions
+
+
+def _as_published(transaction: Transaction, table: TableRecord, made: OutsideCommit) -> Publication:
+    """With the time of the properties that its metadata file has, if it has changed them."""
+    if not made.shapes and not made.properties and made.publication.based_on is not None:
+        return made.publication
+    row = locked_table(transaction, table)
+    found = transaction.one(GET_METADATA, table.id, row["schema_version"])
+    if found is None:
+        raise RegistryCorrupt("its present schema has no row", on=table.shown, remedy="Run `lakebook verify`")
+    changed = properties_at(metadata_from(found))
+    return replace(made.publication, pointer=replace(made.publication.pointer, properties_at=changed))
 
 
 def _change_shape(transaction: Transaction, table: TableRecord, shape: NewShape, commit_id: str) -> None:

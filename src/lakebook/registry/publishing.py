@@ -423,11 +423,16 @@ def publish_metadata(transaction: Transaction, table: TableRecord, made: Publica
     retire_metadata(transaction, made.superseded, SUPERSEDED, grace)
 
 
-def move_pointer(transaction: Transaction, table_id: int, made: Publication) -> None:
-    """Compare and swap."""
+def require_pointer(transaction: Transaction, table_id: int, made: Publication) -> None:
+    """Refuse to go on from metadata that is no longer the table's."""
     present = pointer_of(transaction, table_id)
     if (present.metadata_location if present is not None else None) != made.based_on:
         raise PointerMoved("the table was published meanwhile")
+
+
+def move_pointer(transaction: Transaction, table_id: int, made: Publication) -> None:
+    """Compare and swap."""
+    require_pointer(transaction, table_id, made)
     new = made.pointer
     values = (
         new.location,

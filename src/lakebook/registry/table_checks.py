@@ -508,7 +508,7 @@ class FileToCheck:
     #: `waiting` or `deleting`, where it is retired.
     state: str | None
     #: Whether its checksum and footer have yet to be taken.
-    is_owed: bool = False
+    is_owed: bool
 
 
 @dataclass(frozen=True)
@@ -682,8 +682,7 @@ def files_at(reader: Reader, table_id: int, version: int) -> Iterator[tuple[str,
 
 def files_to_check(reader: Reader, after: str, most: int) -> list[FileToCheck]:
     """Files in the order of their paths."""
-    rows = reader.all(FILES_TO_CHECK, after, most)
-    return [FileToCheck(*row[:8], bool(row[8]), row[9], bool(row[10])) for row in rows]
+    return [FileToCheck(*row) for row in reader.all(FILES_TO_CHECK, after, most)]
 
 
 def present_files(reader: Reader, paths: list[str]) -> set[str]:

@@ -411,7 +411,8 @@ def commit_change(transaction: Transaction, table: TableRecord, change: TableCha
     removed = _end_files(transaction, table, change.removed, version)
     if change.read_version is not None and removed:
         _refuse_new_deletes(transaction, table, removed, change.read_version)
-    if before["deleted_rows"] and removed:
+    if before["deleted_rows"] and removed and not change.checked:
+        # An outside engine says itself which files of deletes go.
         removed += _end_lone_deletes(transaction, table, removed, version)
     plus, deletes = _totals((file.content, file.row_count, file.file_size) for file in added)
     minus, undone = _totals((row["content"], row["row_count"], row["file_size"]) for row in removed)
