@@ -10,10 +10,12 @@ The large tables are rows of the registry, as those that are planned: publishing
 
 from __future__ import annotations
 
+import atexit
 import time
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_context
@@ -32,6 +34,7 @@ from bench.measure import latency, timed
 from bench.places import Ground, Place
 from bench.planning import _AT_ONCE, _SCHEMA, _enter, _Layout, _megabytes
 from bench.report import Result
+from lakebook import Book
 from lakebook.iceberg.publishing import default_location
 from lakebook.lake.inserting import PUBLISH, InsertReport
 from lakebook.lake.table import Table
@@ -67,124 +70,135 @@ def measure(ground: Ground, asked: Asked, say: Say) -> Iterator[Result]:
 
 
 @dataclass
-class _Ours:
-    """A table whose every insert is published before it returns."""
+class _Side(ABC):
+    """A table whose every insert is a snapshot, and what the inserts took."""
 
-    table: Table
     taken: list[float] = field(default_factory=list)
+    #: Bytes of its metadata, whenever they were counted. Neither side removes any of it so soon.
+    written: list[int] = field(default_factory=list)
+
+    @abstractmethod
+    def insert(self, data: pa.Table) -> None:
+        """Insert, and remember how long it took."""
+
+    @abstractmethod
+    def metadata_size(self) -> int:
+        """Bytes of metadata that were written so far."""
+
+    def weigh(self) -> None:
+        """Remember how much metadata there is."""
+        self.written.append(self.metadata_size())
+
+    @property
+    def per_insert(self) -> float:
+        """Kilobytes of metadata that an insert wrote."""
+        return (self.written[-1] - self.written[0]) / len(self.taken) / 1000
+
+
+@dataclass
+class _Ours(_Side):
+    """A table of a book that publishes at once."""
+
+    table: Table = field(kw_only=True)
     reports: list[InsertReport] = field(default_factory=list)
-    #: Bytes of metadata that had been written after so many inserts.
-    written: dict[int, int] = field(default_factory=dict)
 
     def insert(self, data: pa.Table) -> None:
-        """One insert."""
         taken, report = timed(lambda: self.table.insert_arrow(data))
         self.taken.append(taken)
         self.reports.append(report)
 
-    def weigh(self) -> None:
-        """Remember how much metadata there is. None of it is removed before its grace is over."""
-        record, store = self.table.record, self.table._lake.store
-        place = f"{default_location(record.table_uuid)}/metadata"
-        self.written[len(self.taken)] = sum(item.size for item in store.list(place))
+    def metadata_size(self) -> int:
+        place = f"{default_location(self.table.record.table_uuid)}/metadata"
+        return sum(item.size for item in self.table._lake.store.list(place))
 
 
 @dataclass
-class _Theirs:
+class _Theirs(_Side):
     """A table of PyIceberg."""
 
-    table: Any
-    folder: Path
-    taken: list[float] = field(default_factory=list)
-    written: dict[int, int] = field(default_factory=dict)
+    table: Any = field(kw_only=True)
 
     def insert(self, data: pa.Table) -> None:
-        """One append."""
         self.taken.append(timed(lambda: self.table.append(data))[0])
 
-    def weigh(self) -> None:
-        """Remember how much metadata there is."""
-        self.written[len(self.taken)] = sum(file.stat().st_size for file in self.folder.glob("metadata/*"))
+    def metadata_size(self) -> int:
+        folder = Path(self.table.location().removeprefix("file://"))
+        return sum(file.stat().st_size for file in folder.glob("metadata/*"))
 
 
-def _pyiceberg(folder: Path, columns: pa.Schema) -> _Theirs:
-    folder.mkdir()
-    catalog = SqlCatalog("peer", uri=f"sqlite:///{folder / 'catalog.db'}", warehouse=f"file://{folder}")
-    catalog.create_namespace("n")
-    table = catalog.create_table("n.t", columns)
-    return _Theirs(table, Path(table.location().removeprefix("file://")))
+@dataclass
+class _Sides:
+    """A book and a catalog of PyIceberg, with tables of the same names."""
+
+    book: Book
+    catalog: SqlCatalog | None
+    data: pa.Table
+
+    def create(self, name: str) -> list[_Side]:
+        """A new table on each side."""
+        sides: list[_Side] = [_Ours(table=self.book.tables.create(name, self.data.schema))]
+        if self.catalog is not None:
+            sides.append(_Theirs(table=self.catalog.create_table(f"n.{name}", self.data.schema)))
+        return sides
+
+    def insert(self, sides: Sequence[_Side], number: int, say: Say) -> None:
+        """Insert into each in turns."""
+        for count in range(number):
+            say("publishing: each insert a snapshot", count, number)
+            for side in sides if count % 2 else reversed(sides):
+                side.insert(self.data)
 
 
 def _one_by_one(ground: Ground, asked: Asked, say: Say) -> Iterator[Result]:
+    """The last inserts into a table that has had many, in turns with the first ones into a new table."""
     number = asked.published
-    data = rows(ROWS)
-    with ground.new(number, "published") as place:
-        ours = _Ours(place.open(publish="sync").tables.create("t", data.schema))
-        theirs = _pyiceberg(ground.folder / f"pyiceberg-{number}", data.schema) if ground.kind == SQLITE else None
-        _warm_up(place, ground, data)
-        sides = [ours, theirs] if theirs is not None else [ours]
-        window = _window(number)
-        for count in range(number + 1):
-            say("publishing: each insert a snapshot", count, number)
-            if count in (0, window, number - window, number):
-                for side in sides:
-                    side.weigh()
-            if count < number:
-                for side in sides if count % 2 else reversed(sides):
-                    side.insert(data)
-        assert len(ours.reports) == len({report.snapshot_id for report in ours.reports})
-    yield from _grown(ground.kind, number, ours, theirs)
-    yield from _bytes(ground.kind, number, ours, theirs)
+    window = max(1, min(_WINDOW, number // 4))
+    with ground.new(number, "published") as place, ExitStack() as stack:
+        catalog = None
+        if ground.kind == SQLITE:
+            catalog = _catalog(ground.folder / f"pyiceberg-{number}")
+            stack.callback(catalog.close)
+        both = _Sides(place.open(publish="sync"), catalog, rows(ROWS))
+        both.insert(both.create("warming"), _WARMING, say)
+        old = both.create("old")
+        both.insert(old, number - window, say)
+        new = both.create("new")
+        for side in (*old, *new):
+            side.taken.clear()
+            side.weigh()
+        both.insert([*old, *new], window, say)
+        for side in (*old, *new):
+            side.weigh()
+    yield from _described(ground.kind, window, f"the first {window}", new)
+    yield from _described(ground.kind, number, f"the last {window}", old)
+    for owner, late, early in zip(("an insert", "PyIceberg's append"), old, new, strict=False):
+        p50, p50_early = latency(late.taken).p50, latency(early.taken).p50
+        title = f"growth of {owner}, each a snapshot, beside the first {window}"
+        at_most = _FLAT if isinstance(late, _Ours) else None
+        yield Result(title, ground.kind, number, p50, p50_early, "ms", at_most=at_most)
 
 
-def _window(number: int) -> int:
-    return max(1, min(_WINDOW, number // 4))
+def _catalog(folder: Path) -> SqlCatalog:
+    folder.mkdir()
+    catalog = SqlCatalog("peer", uri=f"sqlite:///{folder / 'catalog.db'}", warehouse=f"file://{folder}")
+    catalog.create_namespace("n")
+    return catalog
 
 
-def _warm_up(place: Place, ground: Ground, data: pa.Table) -> None:
-    """In other tables: the first snapshots of these are to be measured."""
-    book = place.open(publish="sync")
-    sides: list[Any] = [_Ours(book.tables.create("other", data.schema))]
-    if ground.kind == SQLITE:
-        sides.append(_pyiceberg(ground.folder / "pyiceberg-warming", data.schema))
-    for side in sides:
-        for _ in range(_WARMING):
-            side.insert(data)
-
-
-def _grown(kind: str, number: int, ours: _Ours, theirs: _Theirs | None) -> Iterator[Result]:
-    window, name = _window(number), "insert, each a snapshot"
-    spans = {"first": slice(0, window), "last": slice(number - window, number)}
-    for which, span in spans.items():
-        mine, peer = latency(ours.taken[span]), latency(theirs.taken[span]) if theirs is not None else None
-        p50, p99 = (peer.p50, peer.p99) if peer is not None else (None, None)
-        title = f"{name}, the {which} {window}"
-        yield Result(f"p50 of {title}", kind, number, mine.p50, p50, "ms")
-        yield Result(f"p99 of {title}", kind, number, mine.p99, p99, "ms")
-        step = median(report.seconds[PUBLISH] for report in ours.reports[span]) * 1000
-        yield Result(f"p50 of {title}, its step {PUBLISH}", kind, number, step, None, "ms")
-    yield _last_beside_first(f"growth of an {name}", kind, number, ours.taken, "ms", _FLAT)
-    if theirs is not None:
-        yield _last_beside_first("growth of PyIceberg's append", kind, number, theirs.taken, "ms")
-
-
-def _last_beside_first(
-    name: str, kind: str, number: int, taken: Sequence[float], unit: str, at_most: float | None = None
-) -> Result:
-    window = _window(number)
-    last, first = latency(taken[-window:]).p50, latency(taken[:window]).p50
-    title = f"{name}, the last {window} beside the first"
-    return Result(title, kind, number, last, first, unit, at_most=at_most)
-
-
-def _bytes(kind: str, number: int, ours: _Ours, theirs: _Theirs | None) -> Iterator[Result]:
-    window = _window(number)
-    for which, begin, end in (("first", 0, window), ("last", number - window, number)):
-        mine, peer = (
-            None if side is None else (side.written[end] - side.written[begin]) / window / 1000
-            for side in (ours, theirs)
-        )
-        yield Result(f"metadata per insert, the {which} {window}", kind, number, mine, peer, "kB")
+def _described(kind: str, size: int, which: str, sides: Sequence[_Side]) -> Iterator[Result]:
+    ours, theirs = sides[0], sides[1] if len(sides) > 1 else None
+    assert isinstance(ours, _Ours)
+    reports = ours.reports[-len(ours.taken) :]
+    assert len({report.snapshot_id for report in reports}) == len(reports)
+    title = f"an insert, each a snapshot, {which}"
+    mine, peer = latency(ours.taken), latency(theirs.taken) if theirs is not None else None
+    p50, p99 = (peer.p50, peer.p99) if peer is not None else (None, None)
+    yield Result(f"p50 of {title}", kind, size, mine.p50, p50, "ms")
+    yield Result(f"p99 of {title}", kind, size, mine.p99, p99, "ms")
+    step = median(report.seconds[PUBLISH] for report in reports) * 1000
+    yield Result(f"p50 of {title}, its step {PUBLISH}", kind, size, step, None, "ms")
+    peers = theirs.per_insert if theirs is not None else None
+    yield Result(f"metadata of {title}", kind, size, ours.per_insert, peers, "kB")
 
 
 # --- in the background ----------------------------------------------------------
@@ -214,9 +228,9 @@ def _burst(ground: Ground, asked: Asked, say: Say) -> Iterator[Result]:
             say("publishing: idle", count, idle)
             table.insert_arrow(data)
             lags.append(_await_published(table))
-        name = "seconds from an insert's return to its snapshot, idle"
-        yield Result(f"p50 of {name}", kind, number, median(lags), None, "s")
-        yield Result(f"most of {name}", kind, number, max(lags), None, "s", below=_MOST_LAG)
+        name = "from an insert's return to its snapshot, idle"
+        yield Result(f"p50 {name}", kind, number, median(lags), None, "s")
+        yield Result(f"most {name}", kind, number, max(lags), None, "s", below=_MOST_LAG)
 
 
 def _pointer(table: Table) -> Pointer:
@@ -270,34 +284,43 @@ def _modes(ground: Ground, asked: Asked, say: Say) -> Iterator[Result]:
 
 
 def _large(ground: Ground, asked: Asked, say: Say) -> Iterator[Result]:
-    """A table that was never published; then one more insert, beside the same on a small table."""
-    found: list[tuple[int, list[float]]] = []
-    more = _FEW_MORE if asked.quick else _MORE
-    for size in asked.published_files:
-        with ground.new(size, "publishing") as place:
+    """Tables that were never published; then more inserts into each, in turns."""
+    with ExitStack() as stack:
+        tables: list[tuple[int, Callable[..., Any]]] = []
+        for size in asked.published_files:
+            place = stack.enter_context(ground.new(size, "publishing"))
             _fill(place, say)
             say(f"publishing: {size:,} files at once")
-            target, settings = place.target
-            seconds, grown, manifests = _apart(_published_first, target, settings)
-            title = f"publishing of a table that never was, of {size:,} files"
-            kind = ground.kind
-            yield Result(title, kind, size, seconds, None, "s")
-            yield Result(f"{title}, each thousand", kind, size, seconds * 1e6 / size, None, "ms")
-            yield Result(f"memory by which {title} grows", kind, size, grown, None, "MB", below=_MOST_MEMORY)
-            yield Result(f"{title}, its manifests", kind, size, manifests, None, "manifests")
-            say(f"publishing: inserts into {size:,} files")
-            taken, grown = _apart(_published_more, target, settings, more)
-            found.append((size, taken))
-            title = f"insert, published, into a table of {size:,} files"
-            yield Result(f"{title}, the first of a process", kind, size, taken[0] * 1000, None, "ms")
-            yield Result(f"memory by which an {title} grows", kind, size, grown, None, "MB", below=_MOST_MEMORY)
-    if len(found) > 1:
-        (few, small), (many, large) = found[0], found[-1]
+            yield from _first(ground.kind, size, stack.enter_context(_process(place, "off")))
+            tables.append((size, stack.enter_context(_process(place, "sync"))))
+        yield from _more(ground.kind, tables, _FEW_MORE if asked.quick else _MORE, say)
+
+
+def _first(kind: str, size: int, call: Callable[..., Any]) -> Iterator[Result]:
+    seconds, number, grown = call(_publish)
+    name = "first publication of a table"
+    yield Result(name, kind, size, seconds, None, "s")
+    yield Result(f"{name}, each thousand files", kind, size, seconds * 1e6 / size, None, "ms")
+    yield Result(f"{name}, its manifests", kind, size, number, None, "manifests")
+    yield Result(f"memory by which the {name} grows", kind, size, grown, None, "MB", below=_MOST_MEMORY)
+
+
+def _more(kind: str, tables: list[tuple[int, Callable[..., Any]]], number: int, say: Say) -> Iterator[Result]:
+    taken: dict[int, list[float]] = {size: [] for size, _ in tables}
+    for count in range(number):
+        say("publishing: inserts into large and small tables", count, number)
+        for size, call in tables if count % 2 else reversed(tables):
+            taken[size].append(call(_insert))
+    for size, call in tables:
+        grown = call(_grown_by)
+        yield Result("memory by which inserts grow, published", kind, size, grown, None, "MB", below=_MOST_MEMORY)
+    if len(tables) > 1:
+        (few, _), (many, _) = tables[0], tables[-1]
         beside = f"beside {few:,} files"
-        both = median(large[1:]) * 1000, median(small[1:]) * 1000
-        yield Result(f"growth of an insert, published, {beside}", ground.kind, many, *both, "ms", at_most=_FLAT)
-        both = large[0] * 1000, small[0] * 1000
-        yield Result(f"growth of the first of a process, {beside}", ground.kind, many, *both, "ms")
+        first, first_small = taken[many][0] * 1000, taken[few][0] * 1000
+        yield Result(f"growth of a process's first insert, published, {beside}", kind, many, first, first_small, "ms")
+        large, small = latency(taken[many][1:]).p50, latency(taken[few][1:]).p50
+        yield Result(f"growth of an insert, published, {beside}", kind, many, large, small, "ms", at_most=_FLAT)
 
 
 def _fill(place: Place, say: Say) -> None:
@@ -312,35 +335,45 @@ def _fill(place: Place, say: Say) -> None:
     assert table.metadata_location is None
 
 
-def _apart(work: Any, *given: Any) -> Any:
-    """Do it in a process of its own."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        return pool.submit(work, *given).result()
+@contextmanager
+def _process(place: Place, mode: str) -> Iterator[Callable[..., Any]]:
+    """A process of its own in which the book is open; what is called there."""
+    target, settings = place.target
+    with ProcessPoolExecutor(1, get_context("spawn"), _begin, (target, {**settings, "publish": mode})) as pool:
+        yield lambda work: pool.submit(work).result()
 
 
-def _published_first(target: str, settings: dict[str, Any]) -> tuple[float, float, int]:
-    with lakebook.open(target, publish="off", **settings) as book:
-        table = book.table("t")
-        before = _megabytes("VmRSS")
-        seconds, _ = timed(table.publish)
-        grown = _megabytes("VmHWM") - before
-        (snapshot,) = table.snapshots()
-        listed = table._lake.publisher.load(_pointer(table)).snapshots[-1].manifests(table._lake.publisher.io)
-        assert int(snapshot.summary["total-data-files"]) == table.record.file_count
-        return seconds, grown, len(listed)
+class _Opened:
+    """What a process has open, and how much memory it had then."""
+
+    table: Table
+    before: float
 
 
-def _published_more(target: str, settings: dict[str, Any], number: int) -> tuple[list[float], float]:
-    with lakebook.open(target, publish="sync", **settings) as book:
-        table = book.table("t")
-        data = _few_rows()
-        before = _megabytes("VmRSS")
-        taken = [timed(lambda: table.insert_arrow(data))[0] for _ in range(number)]
-        return taken, _megabytes("VmHWM") - before
+def _begin(target: str, settings: dict[str, Any]) -> None:
+    book = lakebook.open(target, **settings)
+    atexit.register(book.close)
+    _Opened.table = book.table("t")
+    _Opened.before = _megabytes("VmRSS")
 
 
-def _few_rows() -> pa.Table:
-    """Rows with the columns of a large table."""
+def _grown_by() -> float:
+    return _megabytes("VmHWM") - _Opened.before
+
+
+def _publish() -> tuple[float, int, float]:
+    table = _Opened.table
+    seconds, _ = timed(table.publish)
+    grown = _grown_by()
+    (snapshot,) = table.snapshots()
+    assert int(snapshot.summary["total-data-files"]) == table.record.file_count
+    publisher = table._lake.publisher
+    listed = publisher.load(_pointer(table)).snapshots[-1].manifests(publisher.io)
+    return seconds, len(listed), grown
+
+
+def _insert() -> float:
+    table = _Opened.table
     whole = rows(ROWS)
-    columns = [whole["id"], whole["name"], whole["name"], whole["value"]]
-    return pa.table(columns, names=["id", "code", "url", "value"])
+    data = pa.table([whole[name] for name in ("id", "name", "name", "value")], names=["id", "code", "url", "value"])
+    return timed(lambda: table.insert_arrow(data))[0]

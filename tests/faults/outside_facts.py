@@ -67,7 +67,6 @@ def check_history(table: Table) -> list[SnapshotRecord]:
         assert (after.sequence_number or 0) > (before.sequence_number or 0)
         assert after.timestamp_ms >= before.timestamp_ms
     versions = {item.version: item for item in table.history(limit=10_000).items}
-    least = min((item.version or 0 for item in found), default=0)
     times: Counter[int] = Counter()
     for snapshot in found:
         mine = covered(snapshot) if snapshot.is_ours else [snapshot.version or 0]
@@ -80,9 +79,7 @@ def check_history(table: Table) -> list[SnapshotRecord]:
                 assert versions[version].operation == snapshot.summary["operation"]
     wanted = {number for number, item in versions.items() if item.operation not in ("create", "schema")}
     assert {number for number in times if times[number] > 1} == set()
-    assert {number for number in times if number >= least and number in versions} == {
-        number for number in wanted if number >= min(times, default=number)
-    }
+    assert times.keys() & versions.keys() == {number for number in wanted if number >= min(times, default=number)}
     return found
 
 
