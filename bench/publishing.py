@@ -49,9 +49,9 @@ _MOST_SNAPSHOTS = 20
 _IDLE, _FEW_IDLE = 10, 3
 _MOST_LAG = 2.0
 _LOOK_EVERY = 0.002
-#: Inserts of each mode in a round: together they take longer than publishing waits for more.
-_ROUNDS, _PER_ROUND = 5, 120
-_FEW_ROUNDS, _FEW_PER_ROUND = 2, 60
+_ROUNDS, _FEW_ROUNDS = 8, 2
+#: Seconds that each mode gets in a round: more than publishing waits for more inserts.
+_TURN, _SHORT_TURN = 2.5, 1.2
 _MODES = ("off", "async", "sync")
 _MORE, _FEW_MORE = 25, 10
 _MOST_MEMORY = 500
@@ -253,7 +253,7 @@ def _await_published(table: Table) -> float:
 
 def _modes(ground: Ground, asked: Asked, say: Say) -> Iterator[Result]:
     """Rounds of one mode after the other: what the background does meets only the inserts of its own mode."""
-    rounds, each = (_FEW_ROUNDS, _FEW_PER_ROUND) if asked.quick else (_ROUNDS, _PER_ROUND)
+    rounds, turn = (_FEW_ROUNDS, _SHORT_TURN) if asked.quick else (_ROUNDS, _TURN)
     data = rows(ROWS)
     taken: dict[str, list[float]] = {mode: [] for mode in _MODES}
     with ExitStack() as stack:
@@ -261,23 +261,30 @@ def _modes(ground: Ground, asked: Asked, say: Say) -> Iterator[Result]:
             mode: stack.enter_context(ground.new(number, "modes")).open(publish=mode).tables.create("t", data.schema)
             for number, mode in enumerate(_MODES)
         }
-        for number in range(rounds + 1):
-            say("publishing: off, async and sync", number, rounds + 1)
+        for number in range(rounds):
+            say("publishing: off, async and sync", number, rounds)
             for mode in _MODES if number % 2 else reversed(_MODES):
-                table = tables[mode]
-                spent = [timed(lambda: table.insert_arrow(data))[0] for _ in range(each if number else _WARMING)]  # noqa: B023
-                if number:
-                    taken[mode] += spent
+                taken[mode] += _inserted(tables[mode], data, turn)
                 if mode == "async":
-                    _await_published(table)
+                    _await_published(tables[mode])
     # The p50 does not see what is done now and then: the mean does.
     for shown, of in (("p50", median), ("mean", fmean)):
         off, later, now = (of(taken[mode]) * 1000 for mode in _MODES)
         name = f"{shown} of an insert, published"
         at_most = 1.1 if shown == "p50" else None
-        size = rounds * each
-        yield Result(f"{name} async, beside off", ground.kind, size, later, off, "ms", at_most=at_most)
-        yield Result(f"{name} sync, beside async", ground.kind, size, now, later, "ms")
+        yield Result(f"{name} async, beside off", ground.kind, len(taken["async"]), later, off, "ms", at_most=at_most)
+        yield Result(f"{name} sync, beside async", ground.kind, len(taken["sync"]), now, later, "ms")
+
+
+def _inserted(table: Table, data: pa.Table, seconds: float) -> list[float]:
+    """Insert for so long; what each insert took."""
+    for _ in range(_WARMING):
+        table.insert_arrow(data)
+    taken: list[float] = []
+    until = perf_counter() + seconds
+    while perf_counter() < until:
+        taken.append(timed(lambda: table.insert_arrow(data))[0])
+    return taken
 
 
 # --- a very large table ---------------------------------------------------------

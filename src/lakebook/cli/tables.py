@@ -538,14 +538,19 @@ def snapshots(place: Place, name: str, namespace: str | None, as_json: bool) -> 
                 snapshot.version,
                 snapshot.sequence_number,
                 snapshot.summary.get("operation"),
-                snapshot.summary.get("added-records"),
-                snapshot.summary.get("deleted-records"),
-                snapshot.summary.get("total-records"),
+                _number(snapshot.summary.get("added-records")),
+                _number(snapshot.summary.get("deleted-records")),
+                _number(snapshot.summary.get("total-records")),
                 to_datetime(snapshot.timestamp_ms),
             )
             for snapshot in found
         ],
     )
+
+
+def _number(text: str | None) -> int | None:
+    # An engine from outside may have written anything there.
+    return int(text) if text is not None and text.isdecimal() else None
 
 
 # --- columns -----------------------------------------------------------------------

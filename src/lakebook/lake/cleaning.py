@@ -49,6 +49,8 @@ from lakebook.registry.tables import (
 from lakebook.registry.transactions import Reader, Transaction
 from lakebook.storage.objects import ObjectInfo
 
+MAIN = "main"
+
 # Beyond this the clock was set, or the machine slept.
 _JUMP = 2.0
 
@@ -270,7 +272,9 @@ class Cleaner:
             return []
         table, pointer, needed = found
         try:
-            named = {ref.snapshot_id for ref in lake.publisher.load(pointer).refs.values()}
+            refs = lake.publisher.load(pointer).refs
+            # The branch `main` would move on, if a file of its snapshot has ended since.
+            named = {ref.snapshot_id for name, ref in refs.items() if name != MAIN}
         except LakebookError as error:
             result.failed.append((table.shown, str(error)))
             return []

@@ -34,7 +34,7 @@ from lakebook.registry.table_files import (
     visible_deletes,
     visible_files,
 )
-from lakebook.registry.tables import TableRecord
+from lakebook.registry.tables import TableRecord, list_metadata
 
 # A column that leaves more is no better than walking through the files in order.
 _MOST_CANDIDATES = 20_000
@@ -173,7 +173,10 @@ def _search(plan: Plan) -> Iterator[PlannedFile]:
         if predicate.value:
             yield from _all_files(plan)
         return
-    whole = all_of([predicate, partition_tests(predicate, plan.shape.spec, plan.schema)])
+    whole: Predicate = predicate
+    if _has_one_spec(plan):
+        # Else files of another spec, which have not these partition values, would not be found.
+        whole = all_of([predicate, partition_tests(predicate, plan.shape.spec, plan.schema)])
     candidates = _driven(plan, whole) if plan.table.format == PARQUET else None
     files = files_of(plan, candidates) if candidates is not None else _all_files(plan)
     matching = compile_may_match(whole)
@@ -181,6 +184,18 @@ def _search(plan: Plan) -> Iterator[PlannedFile]:
     for chunk in chunks(files):
         kept = list(_matching(plan, chunk, matching, fields))
         yield from _with_row_groups(plan, kept, compile_may_match(predicate))
+
+
+def _has_one_spec(plan: Plan) -> bool:
+    """Whether every file of the table has the partition spec of the plan."""
+    lake, table = plan.lake, plan.table
+    key = (table.id, plan.shape.schema_version, "specs")
+    found: frozenset[int] | None = lake.shapes.get(key)
+    if found is None:
+        states = lake.registry.read_with(lambda reader: list_metadata(reader, table))
+        earlier = (state for state in states if state.schema_version <= plan.shape.schema_version)
+        found = lake.shapes.put(key, frozenset(int(state.partition_by.get("spec-id", 0)) for state in earlier))
+    return len(found) == 1
 
 
 def _all_files(plan: Plan) -> Iterator[PlannedFile]:

@@ -223,7 +223,17 @@ def _partition_record(plan: Plan, partition: Mapping[str, Any]) -> Callable[[Any
             on=plan.table.shown,
             remedy=f"Its partition fields are {names!r}",
         )
-    return lambda file: in_partition(spec, schema, file.partition_values, partition)
+
+    def is_in(file: Any) -> bool:
+        if file.spec_id != spec.spec_id:
+            raise InvalidInput(
+                "it has files of an earlier partition spec, which are not of one such partition",
+                on=plan.table.shown,
+                remedy="Overwrite by a predicate, or rewrite those files first",
+            )
+        return in_partition(spec, schema, file.partition_values, partition)
+
+    return is_in
 
 
 def _require_partition(table: TableRecord, files: Sequence[NewFile], wanted: Callable[[Any], bool]) -> None:

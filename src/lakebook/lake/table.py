@@ -237,7 +237,7 @@ class Table:
         protected |= {field.source_id: "the table is sorted by it" for field in shape.order.fields}
         update = SchemaUpdate(shape.schema, record.last_field_id, protected)
         yield update
-        new_schema, last_field_id = update.apply(record.schema_version + 1)
+        new_schema, last_field_id = update.apply(self._next_schema_id(record))
         if new_schema.as_struct() == shape.schema.as_struct():
             return
         FORMATS[record.format].check_schema(new_schema)
@@ -253,6 +253,15 @@ class Table:
             ),
         )
         self._lake.changed(self._current(), changed.from_version)
+
+    def _next_schema_id(self, record: TableRecord) -> int:
+        """An id that no schema of the table has, nor one that an outside engine has added."""
+        states = self._lake.registry.read_with(lambda reader: list_metadata(reader, record))
+        ids = [int(state.schema.get("schema-id", 0)) for state in states]
+        pointer = self._lake.publisher.pointer(record)
+        if pointer is not None:
+            ids += [schema.schema_id for schema in self._lake.publisher.load(pointer).schemas]
+        return max(*ids, record.schema_version) + 1
 
     def set_properties(self, /, **changes: str | None) -> Mapping[str, str]:
         """Merge into the table's properties; `None` removes one. Use `**{"a.b": "c"}` for names with dots."""

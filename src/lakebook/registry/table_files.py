@@ -148,14 +148,15 @@ DELETES_SINCE = Statement(
     .where(
         _f.table_id == bind("of_table"),
         sa.text("table_files.content <> 0"),
-        _f.from_version > bind("since"),
+        _f.from_version + ZERO > bind("since"),
     )
     .order_by(_f.id),
     "of_table",
     "since",
 )
+# Added to zero, so that no database goes by the index on versions, which would walk through all files.
 _visible = sa.and_(
-    _f.from_version <= bind("at_version"),
+    _f.from_version + ZERO <= bind("at_version"),
     sa.or_(_f.to_version.is_(None), _f.to_version > bind("at_version")),
 )
 #: What a plan needs to know of a file.
@@ -197,7 +198,9 @@ VISIBLE_DELETES = Statement(
     "at_version",
 )
 _planned_by_id, _planned_by_id_pg = (
-    sa.select(*PLANNED).where(_f.table_id == bind("of_table"), among(_f.id, "wanted_ones", database)).order_by(_f.id)
+    sa.select(*PLANNED)
+    .where(_f.table_id == bind("of_table"), _rows_only, among(_f.id, "wanted_ones", database))
+    .order_by(_f.id)
     for database in (SQLITE, POSTGRESQL)
 )
 PLANNED_BY_ID = Statement(_planned_by_id, "of_table", "wanted_ones", postgresql=_planned_by_id_pg)
