@@ -118,7 +118,7 @@ def check_that_nothing_unknown_lies_in_locations(place: Place) -> None:
             there = [path for path in objects_of(book) if path.startswith("iceberg/")]
             known = book._registry.read_with(lambda reader: known_paths(reader, there))  # noqa: B023 - called at once
             assert [path for path in there if path not in known and not stays(path)] == []
-            known_to_us = book._registry.read_with(lambda reader: known_paths(reader, list(objects_of(book))))  # noqa: B023
+            known_to_us = book._registry.read_with(lambda reader: known_paths(reader, list(objects_of(book))))
             assert {path for path in objects_of(book) if not path.startswith("iceberg/")} <= known_to_us
             # Whatever a row knows is still there.
             check_sound(book)

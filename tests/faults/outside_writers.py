@@ -451,7 +451,7 @@ def overwriting_outside(_: Line, book: Book, log: Log, seed: int) -> Iterator[st
         yield "outside overwritten" if landed else "outside conflict"
 
 
-def evolving(_: Line, book: Book, log: Log, seed: int) -> Iterator[str]:  # noqa: ARG001 - as the others have them
+def evolving(_: Line, book: Book, log: Log, seed: int) -> Iterator[str]:
     """Add a column now and then."""
     table = book.table(TABLE)
     before = table.version
@@ -465,7 +465,7 @@ def evolving(_: Line, book: Book, log: Log, seed: int) -> Iterator[str]:  # noqa
         yield "evolved"
 
 
-def cleaning(_: Line, book: Book, log: Log, seed: int) -> Iterator[str]:  # noqa: ARG001 - as the others have them
+def cleaning(_: Line, book: Book, log: Log, seed: int) -> Iterator[str]:
     """Keep little history, and remove what nobody needs."""
     cleaner = book.cleaner
     while True:
@@ -525,5 +525,3 @@ def commit_patiently(line: Line, target: str, settings: dict[str, Any], seed: in
                     break
             else:
                 line.tell("starved", batch, attempts[0])
-
-

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -31,7 +32,7 @@ from lake import (
 )
 from lakebook import Book, failpoints
 from lakebook.clock import ManualClock
-from lakebook.errors import LakebookError, PathInUse, PublishFailed
+from lakebook.errors import LakebookError, ObjectNotFound, PathInUse, PublishFailed
 from lakebook.iceberg.manifests import live_entries, read_manifest_list
 from lakebook.iceberg.publishing import Work
 from lakebook.lake import cleaning
@@ -96,7 +97,13 @@ def published(book: Book, clock: ManualClock, name: str = "t", files: int = 3) -
 def expire(book: Book, clock: ManualClock, versions: int = 1, **more: Any) -> Any:
     """End all history but some versions. What was loaded through a catalog is held by nobody any more."""
     clock.advance(2)
+    forget_loads(book)
     return book.cleaner.expire(seconds=0, versions=versions, wait=True, **more)
+
+
+def forget_loads(book: Book) -> None:
+    """Let the leases of loads through a catalog have ended long ago."""
+    run_sql(book, "DELETE FROM leases WHERE id LIKE 'loaded-%'")
 
 
 def clean(book: Book, clock: ManualClock, seconds: float = PUBLISHED + 1) -> Any:
@@ -229,6 +236,16 @@ def test_a_table_that_was_never_published_expires_as_before(timed: Book, clock: 
 
 
 @in_memory
+def test_a_table_whose_early_history_has_ended_is_published_whole(timed: Book, clock: ManualClock) -> None:
+    table = numbers(timed, "t", *([number] for number in range(5)))
+    assert expire(timed, clock, versions=3).min_readable == {str(table.id): 3}
+    publish(timed, table)
+    # Versions 3, 4 and 5 are appends: the first of them begins the history, and the others follow.
+    assert listed(timed, table) == {row["file_path"] for row in files_of(timed, table)}
+    assert timed.verify().ok
+
+
+@in_memory
 def test_a_snapshot_that_the_metadata_has_no_room_for_keeps_no_version(place: Place, clock: ManualClock) -> None:
     book = opened(place, clock, snapshots_kept=1)
     table = published(book, clock)
@@ -345,20 +362,21 @@ def test_a_branch_that_main_was_moved_to_still_keeps_its_files(shared: Book, clo
 
 
 def test_a_file_that_a_branch_has_taken_from_history_stays_for_it(shared: Book, clock: ManualClock) -> None:
-    table = published(shared, clock, files=2)
-    ended = path_of(shared, table, 0)
-    table.delete("id = 0")
+    table = published(shared, clock, files=1)
+    outside(shared, table).append(with_ids(table, [{"id": 50}]))
+    ended = path_of(shared, table, 50)
+    table.delete("id = 50")
     publish(shared, table)
     engine = outside(shared, table)
     head = engine.metadata.current_snapshot_id
     assert head is not None
     engine.manage_snapshots().create_branch(head, "audit").commit()
     outside(shared, table).add_files([shared.lake.store.uri(ended)], branch="audit", check_duplicate_files=False)
-    assert rows_outside(table, "audit") == [0, 1]
+    assert rows_outside(table, "audit") == [0, 50]
     expire(shared, clock)
     check_nothing_listed_goes(shared, table)
     clean(shared, clock)
-    assert rows_outside(table, "audit") == [0, 1]
+    assert rows_outside(table, "audit") == [0, 50]
     assert shared.verify().ok
 
 
@@ -624,8 +642,9 @@ def test_a_dropped_table_takes_its_metadata_tags_and_branches_with_it(
     )
     shared.tables.drop("t")
     clock.advance(2)
-    foreseen = shared.cleaner.expire(dry_run=True, wait=True)
-    done = shared.cleaner.expire(wait=True)
+    forget_loads(shared)
+    foreseen = shared.cleaner.expire(dry_run=True)
+    done = shared.cleaner.expire()
     assert (foreseen.files, foreseen.bytes) == (done.files, done.bytes)
     found = waiting(shared, "table dropped")
     assert done.files == len(found) > 10
@@ -850,7 +869,7 @@ def two(shared_place: Place, clock: ManualClock) -> tuple[Book, Book]:
     return opened(shared_place, clock), opened(shared_place, clock)
 
 
-POINTS = ["publish.reserved", "publish.manifests_written", "publish.list_written", "publish.metadata_written"]
+POINTS = ["publish.reserved", "publish.metadata_written"]
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -949,7 +968,9 @@ def test_publishers_cleaners_and_writers_at_once_lose_nothing(shared_place: Plac
     def keep_publishing() -> None:
         mine = shared_place.open(**settings)
         while not done.is_set():
-            mine.lake.publisher.publish(mine.table("t").record)
+            # For the cleaner no grace is left: metadata may go from under who has just read where it is.
+            with suppress(ObjectNotFound):
+                mine.lake.publisher.publish(mine.table("t").record)
 
     def keep_cleaning() -> None:
         mine = shared_place.open(clock=ahead, **settings)

@@ -612,6 +612,23 @@ def test_large_metadata_is_compressed(book: Book) -> None:
     assert of_pyiceberg(table) == in_order([{"id": 0}, {"id": 1}])
 
 
+def test_a_book_whose_folder_was_moved_is_published_anew(tmp_path: Path) -> None:
+    with lakebook.open(tmp_path / "before", publish="sync") as book:
+        table = numbers(book, "t", [1], [2])
+        change(book, table, "overwrite", [{"id": 3}], paths_of(table)[:1])
+        former = table.publish()
+    (tmp_path / "before").rename(tmp_path / "after")
+    with lakebook.open(tmp_path / "after", publish="sync") as book:
+        table = book.table("t")
+        done = table.publish()
+        assert done.metadata_location.startswith((tmp_path / "after").as_uri())
+        assert (done.version, done.metadata_location != former.metadata_location) == (3, True)
+        check_files(book, table)
+        insert(table, {"id": 4})
+        check_versions(table)
+        assert book.verify().ok
+
+
 # --- failures --------------------------------------------------------------------
 
 
@@ -779,6 +796,23 @@ def test_a_table_whose_schema_changes_while_it_is_published_is_published_with_th
     assert metadata_of(book, table).schema() == table.schema
     kept = {row["file_path"] for row in records(book, schema.iceberg_files)}
     assert set(objects(book, "iceberg")) == kept
+
+
+def test_a_history_that_ends_while_a_table_is_published_first_is_not_published(place: Place) -> None:
+    clock = ManualClock()
+    book = place.open(clock=clock)
+    table = numbers(book, "t", [1])
+    change(book, table, "overwrite", [{"id": 2}], paths_of(table))
+    insert(table, {"id": 3})
+
+    def expire() -> None:
+        clock.advance(100 * DAY)
+        book.cleaner.expire(table.record, seconds=0, versions=1)
+
+    with failpoints.armed("publish.metadata_written", once(expire)):
+        table.publish()
+    assert [item.version for item in table.snapshots()] == [3]
+    check_files(book, table)
 
 
 # --- all tables of a book --------------------------------------------------------

@@ -181,13 +181,13 @@ class Preparation(_Steps):
         chain = self._chain()
         changes_shape = self._changes_shape()
         self._stamp(chain, at + changes_shape)
-        self._metadata = self._applied()
+        self._metadata = self._applied(at + changes_shape)
         self._specs = {spec.spec_id: spec for spec in self._metadata.partition_specs}
         shape = self._shape()
         if (shape is not None) != bool(changes_shape):
             # Updates that name the present shape again change nothing.
             self._stamp(chain, at + (shape is not None))
-            self._metadata = self._applied()
+            self._metadata = self._applied(at + (shape is not None))
         version = self._pointer.version + (shape is not None)
         self._read_main(chain, version)
         self._read_branches(chain)
@@ -280,7 +280,7 @@ class Preparation(_Steps):
             for update in self._updates
         ]
 
-    def _applied(self) -> TableMetadataV2:
+    def _applied(self, at: int) -> TableMetadataV2:
         base = self._base
         present = set(base.properties)
         updates: list[TableUpdate] = []
@@ -300,14 +300,21 @@ class Preparation(_Steps):
         if not isinstance(new, TableMetadataV2) or new.table_uuid != base.table_uuid:
             raise NotAccepted("a table keeps its uuid and format version 2", on=self._on, remedy=ACCEPTED)
         check_fields(new.schema().fields)
-        current = new.current_snapshot_id
+        log = list(new.snapshot_log)
+        added = {snapshot.snapshot_id for snapshot in self._new()}
+        if len(log) > len(base.snapshot_log) and log[-1].snapshot_id not in added:
+            # A jump back: the log has the time of the version that it makes.
+            log[-1] = log[-1].model_copy(update={"timestamp_ms": at})
         return new.model_copy(
             update={
+                "snapshot_log": log,
                 "last_sequence_number": max(base.last_sequence_number, new.last_sequence_number),
                 "last_updated_ms": max(base.last_updated_ms, new.last_updated_ms, self._publisher.clock.now_ms()),
-                "current_snapshot_id": current,
             }
         )
+
+    def _new(self) -> list[Snapshot]:
+        return [update.snapshot for update in self._updates if isinstance(update, AddSnapshotUpdate)]
 
     def _shape(self) -> NewShape | None:
         base, new = self._base, self._metadata

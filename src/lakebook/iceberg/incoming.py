@@ -24,6 +24,8 @@ from lakebook.registry.outside import known_metadata
 from lakebook.registry.table_files import NewFile
 
 ACCEPTED = "Lakebook takes format version 2 with Parquet data files and Parquet position deletes"
+# Folders of inserts and of reads.
+_OWN_FOLDERS = ("data", "reads")
 # The column of a file of deletes that names the file whose rows are deleted.
 _REFERENCED_PATH = 2147483546
 
@@ -51,6 +53,15 @@ class Incoming:
     def inside(self, location: str) -> str:
         """A location's path in the warehouse; one that is not in it is refused."""
         return self._store.relative(location)
+
+    def inside_folder(self, location: str) -> str:
+        """The path of a folder that others may write to; those of Lakebook's own are refused."""
+        path = self.inside(location).rstrip("/")
+        if path.partition("/")[0] in ("", *_OWN_FOLDERS):
+            raise NotAccepted(
+                "this folder is Lakebook's own", on=shown(location), remedy="Choose another one in the warehouse"
+            )
+        return path
 
     def read_snapshot(self, on: str, snapshot: Snapshot, table_id: int) -> ReadSnapshot:
         """What a snapshot that is not known yet says of its files."""
@@ -119,7 +130,7 @@ class Incoming:
     def check_there(self, on: str, path: str, size: int) -> None:
         """Refuse a file that is not there as it is said to be, or that is not an outside engine's to give."""
         head = path.partition("/")[0]
-        if head in ("data", "reads"):
+        if head in _OWN_FOLDERS:
             raise NotAccepted(
                 f"{shown(path)} lies in a folder of Lakebook's own",
                 on=on,

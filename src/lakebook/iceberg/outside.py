@@ -234,7 +234,7 @@ class Committer:
             if isinstance(update, UpgradeFormatVersionUpdate) and update.format_version > 2:
                 raise NotAccepted(f"format version {update.format_version} is not taken", on=on, remedy=ACCEPTED)
             if isinstance(update, SetLocationUpdate):
-                self._incoming.inside(update.location)
+                self._incoming.inside_folder(update.location)
             if isinstance(update, SetPropertiesUpdate):
                 self.check_given(on, update.updates)
             if isinstance(update, SetStatisticsUpdate):
@@ -251,7 +251,7 @@ class Committer:
             )
         for key in _PLACES:
             if properties.get(key):
-                self._incoming.inside(properties[key])
+                self._incoming.inside_folder(properties[key])
         default = properties.get("write.format.default", "parquet").lower()
         if default != "parquet":
             raise NotAccepted(f"data files of format {shown(default)} are not taken", on=on, remedy=ACCEPTED)
@@ -309,7 +309,7 @@ class Committer:
         """Enter a table that begins with this metadata."""
         publisher = self._publisher
         on = f"table {namespace}.{name}"
-        place = self._incoming.inside(metadata.location).rstrip("/") if metadata.location else ""
+        place = self._incoming.inside_folder(metadata.location) if metadata.location else ""
         check_fields(metadata.schema().fields)
         for snapshot in metadata.snapshots:
             self._incoming.inside(snapshot.manifest_list)
