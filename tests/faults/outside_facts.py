@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,7 +63,7 @@ def check_history(table: Table) -> list[SnapshotRecord]:
     listed = sorted(metadata.snapshots, key=lambda snapshot: snapshot.sequence_number or 0)
     assert [item.snapshot_id for item in listed] == [item.snapshot_id for item in found]
     assert metadata.current_snapshot_id == (listed[-1].snapshot_id if listed else None)
-    for before, after in zip(listed, listed[1:], strict=False):
+    for before, after in itertools.pairwise(listed):
         assert after.parent_snapshot_id == before.snapshot_id
         assert (after.sequence_number or 0) > (before.sequence_number or 0)
         assert after.timestamp_ms >= before.timestamp_ms

@@ -49,12 +49,20 @@ class BackgroundPublisher:
     """
 
     def __init__(
-        self, publish: Callable[[TableRecord], object], clock: Clock, lag: float, *, threaded: bool = True
+        self,
+        publish: Callable[[TableRecord], object],
+        clock: Clock,
+        lag: float,
+        *,
+        threaded: bool = True,
+        done: str = "published",
     ) -> None:
         self._publish = publish
         self._clock = clock
         self._lag = lag
         self._threaded = threaded
+        # What it does, in the words of the log.
+        self._done = done
         # Guards the notices; `_publishing` is held by who publishes.
         self._changed = threading.Condition()
         self._publishing = threading.Lock()
@@ -172,7 +180,7 @@ class BackgroundPublisher:
             return error
         except Exception as error:  # noqa: BLE001 - whatever it is, changes of tables go on
             self._postpone(notice)
-            LOG.warning("%s could not be published (%s: %s)", table.shown, type(error).__name__, error)
+            LOG.warning("%s could not be %s (%s: %s)", table.shown, self._done, type(error).__name__, error)
             return error
         except BaseException:
             self._postpone(notice)

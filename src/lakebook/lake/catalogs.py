@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from lakebook.iceberg.catalog import LakebookCatalog
 from lakebook.iceberg.outside import Committer
-from lakebook.lake.debts import settle_debts
 from lakebook.lake.lake import Lake
 from lakebook.lake.properties import check_table_properties
 from lakebook.registry.tables import TableRecord
@@ -25,8 +24,8 @@ class CatalogParts:
         check_table_properties(properties, self._lake)
 
     def settle_debts_of(self, table: TableRecord) -> None:
-        """Take the footers of files that were just brought; what fails stays owed."""
-        settle_debts(self._lake, table.id)
+        """Take the footers of files that were just brought, in the background; what fails stays owed."""
+        self._lake.settling.notice(table)
 
 
 def catalog_of(lake: Lake, name: str) -> LakebookCatalog:

@@ -87,6 +87,8 @@ class Lake:
         self.publisher = Publisher(registry, self.store)
         #: Publishes in the background what this process has changed.
         self.background = BackgroundPublisher(self.publish, self.clock, self.settings.publish_lag)
+        #: Takes the footers that outside engines' files owe. Apart: checksums of large files take long.
+        self.settling = BackgroundPublisher(self._settle, self.clock, 0.0, done="looked at")
         #: By table and schema version.
         self.shapes = Cache(_SHAPES, lambda _: 1)
         #: By path and checksum.
@@ -98,6 +100,7 @@ class Lake:
         """Publish what was noticed; end every lease that is still held, and the threads."""
         try:
             self.background.close()
+            self.settling.close()
         finally:
             for lease in self.renewals.leases():
                 lease.close()
@@ -129,6 +132,11 @@ class Lake:
         """Have a table that may have changed published in the background, where that is how it is done."""
         if table.format == _PUBLISHED and self.settings.publish == "async":
             self.background.notice(table)
+
+    def _settle(self, table: TableRecord) -> None:
+        from lakebook.lake.debts import settle_debts
+
+        settle_debts(self, table.id)
 
     def _snapshot_of(self, table: TableRecord, version: int, pointer: Pointer) -> int | None:
         if pointer.version == version:
