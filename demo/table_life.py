@@ -1,4 +1,4 @@
-"""The life of a table on Spark: created, filled, read, evolved, changed, expired, cleaned and verified.
+"""The life of a table on Spark: created, filled, read, shared, evolved, changed, expired, cleaned and verified.
 
 Everything happens in a book in a temporary folder: SQLite and a warehouse beside it.
 """
@@ -9,6 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pyarrow as pa
 from pyspark.sql import SparkSession
 
 import lakebook
@@ -75,6 +76,22 @@ def read(table: Table, spark: SparkSession) -> None:
     show(f"extremes of id, without a file: {table.min_max('id')}")
 
 
+def share(book: Book, table: Table) -> None:
+    say("The table is an Iceberg table, too: PyIceberg and Spark SQL read it, and write to it")
+    orders = book.catalog().load_table("sales.orders")
+    show(f"PyIceberg counts {orders.scan().count()} rows in snapshot {orders.metadata.current_snapshot_id}")
+    rows = orders.scan("id = 1").to_arrow()
+    others = pa.array([2_000_000], pa.int64()), pa.array(["from PyIceberg"], pa.string())
+    for number, values in enumerate(others):
+        rows = rows.set_column(number, rows.schema.field(number), values)
+    orders.append(rows)
+    show(f"its append is version {table.version}: {table.to_arrow('id = 2000000')['customer'].to_pylist()}")
+    spark = book.spark(iceberg=True)
+    spark.sql("DELETE FROM lakebook.sales.orders WHERE id = 2000000")
+    counted = spark.sql("SELECT count(*) FROM lakebook.sales.orders").first()
+    show(f"Spark SQL has deleted it again, in version {table.version}: {counted[0] if counted else 0} rows")
+
+
 def evolve(table: Table, spark: SparkSession) -> None:
     say("Columns are renamed, dropped and added; old files keep reading right")
     with table.update_schema() as update:
@@ -96,7 +113,7 @@ def clean_up(book: Book, table: Table) -> None:
     expired = book.cleaner.expire(seconds=0, versions=1)
     show(f"{expired.files} files retired")
     cleaned = book.cleaner.delete_expired_temporary_files()
-    show(f"{cleaned.files} files, {cleaned.bytes} bytes deleted")
+    show(f"{cleaned.files} files, {cleaned.bytes} bytes deleted; what was published waits a day for its readers")
     try:
         table.to_arrow(version=1)
     except VersionExpired as error:
@@ -114,6 +131,7 @@ def main() -> None:
         insert(table, spark)
         append(table)
         read(table, spark)
+        share(book, table)
         evolve(table, spark)
         change(table, spark)
         # The frames that were read outside a `with` block are done with.

@@ -87,8 +87,14 @@ def of_pyiceberg(book: Book, table: Table, snapshot_id: int | None = None) -> li
     return in_order(loaded.scan(snapshot_id=snapshot_id).to_arrow().to_pylist())
 
 
+def settle(book: Book) -> None:
+    """Wait until the footers of what engines brought have been looked at."""
+    book.lake.settling.flush()
+
+
 def check(book: Book, table: Table, *, with_duckdb: bool = True) -> list[dict[str, Any]]:
     """Nothing is wrong, and every engine reads the same rows; which those are."""
+    settle(book)
     rows: list[dict[str, Any]] = table.to_arrow().to_pylist()
     expected = in_order(rows)
     found = of_pyiceberg(book, table)
@@ -177,6 +183,7 @@ _UNWATCHED = {"hold_until", "updated_at"}
 
 def state(book: Book) -> dict[str, Any]:
     """Every row about tables and every object, to see whether something has changed."""
+    settle(book)
     found: dict[str, Any] = {}
     for kind in _WATCHED:
         rows = [
@@ -364,6 +371,30 @@ class Hand:
         manifest = self.added(ident, self.deletes(gone, about=about), content=1)
         self.commit(*self.onto_main(self.snapshot(ident, [*self.kept(), manifest], operation=operation)))
         return ident
+
+
+_MANIFEST = (
+    "manifest_path",
+    "manifest_length",
+    "partition_spec_id",
+    "content",
+    "sequence_number",
+    "min_sequence_number",
+    "added_snapshot_id",
+    "added_files_count",
+    "existing_files_count",
+    "deleted_files_count",
+    "added_rows_count",
+    "existing_rows_count",
+    "deleted_rows_count",
+    "partitions",
+    "key_metadata",
+)
+
+
+def told_as(manifest: ManifestFile, **changes: Any) -> ManifestFile:
+    """A manifest, with lies about it."""
+    return ManifestFile.from_args(**{name: getattr(manifest, name) for name in _MANIFEST} | changes)
 
 
 def new_snapshot_id() -> int:

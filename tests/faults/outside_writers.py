@@ -12,12 +12,12 @@ from typing import Any
 
 import pyarrow as pa
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.exceptions import CommitFailedException, ValidationException
 from pyiceberg.table import Table as IcebergTable
 
 import lakebook
 from lakebook import Book, failpoints
-from lakebook.errors import FilesChanged, LakebookError, SchemaChanged
+from lakebook.errors import FilesChanged, LakebookError, SchemaChanged, SparkUnsuitable
 from lakebook.lake.attempts import Attempt
 from lakebook.lake.inserting import one_clear_error
 from lakebook.lake.table import Table
@@ -257,6 +257,16 @@ class OutsideWorker(Worker):
         outside.delete(f"batch = {batch}")
         self._done()
 
+    def replace(self) -> None:
+        """The files of a batch by others, when it is known which they are."""
+        self.settle()
+        super().replace()
+
+    def delete(self) -> None:
+        """A batch, when it is known in which files it is."""
+        self.settle()
+        super().delete()
+
     def evolve(self) -> None:
         """One more column, sometimes by this book and sometimes by another engine."""
         number = self._table.record.schema_version
@@ -373,11 +383,12 @@ def inserting(_: Line, book: Book, log: Log, seed: int) -> Iterator[str]:
         if chance.random() < 0.3:
             try:
                 log.remove(lambda: table.delete(f"batch = {batch}"), batch)  # noqa: B023 - called at once
-            except (FilesChanged, SchemaChanged):
+            except (FilesChanged, SchemaChanged, SparkUnsuitable):
+                # Files of outside engines that nobody has looked at yet may have any batch.
                 log.note("kept", batch)
                 yield "conflict"
             else:
-                yield "deleted"
+                yield "removed"
 
 
 def rewriting(_: Line, book: Book, log: Log, seed: int) -> Iterator[str]:
@@ -386,7 +397,8 @@ def rewriting(_: Line, book: Book, log: Log, seed: int) -> Iterator[str]:
     (mine,) = numbers.new()
     log.add(lambda: table.insert_arrow(rows_of(mine)), mine)
     while True:
-        files = list(table.plan(f"batch = {mine}"))
+        # Files of outside engines that nobody has looked at yet may have any batch.
+        files = [file for file in table.plan(f"batch = {mine}") if file.has_statistics]
         try:
             if chance.random() < 0.5:
                 replace_files(book, table, files, halves(rows_of(mine)))
@@ -408,7 +420,7 @@ def _landed(act: Callable[[], object]) -> bool:
     """Whether a commit of an outside engine landed; if not, it is certain that it did not."""
     try:
         act()
-    except CommitFailedException:
+    except (CommitFailedException, ValidationException):
         return False
     return True
 

@@ -47,7 +47,6 @@ from lakebook.registry.table_files import TableChange
 DAY = 86_400
 #: Where other programs can open the files too.
 on_disk = pytest.mark.parametrize("place", [SQLITE, POSTGRESQL], indirect=True)
-FAILPOINTS = [point for point in failpoints.POINTS if point.startswith("publish.")]
 
 
 @pytest.fixture

@@ -16,8 +16,10 @@ from pyspark.sql.types import StructType
 
 from lakebook import Book, failpoints
 from lakebook.iceberg.arrow_files import plain_schema
+from lakebook.iceberg.publishing import ICEBERG
 from lakebook.iceberg.staging import spark_type
 from lakebook.lake.table import Table
+from lakebook.registry.inserts import known_paths
 from lakebook.registry.table_checks import files_to_check
 
 #: More files than any test has.
@@ -113,9 +115,16 @@ def warehouse_of(book: Book) -> Path:
 
 
 def known_files(book: Book) -> set[str]:
-    """Every path that some version of some table has."""
-    files = book.lake.registry.read_with(lambda reader: files_to_check(reader, "", MOST))
-    return {file.file_path for file in files}
+    """Every path that some version of some table has, or its Iceberg metadata, or that waits for its removal."""
+    registry = book.lake.registry
+    files = registry.read_with(lambda reader: files_to_check(reader, "", MOST))
+    there = sorted(path for path in remains(warehouse_of(book)) if path.startswith(f"{ICEBERG}/"))
+    return {file.file_path for file in files} | registry.read_with(lambda reader: known_paths(reader, there))
+
+
+def of_outside_engines(path: str) -> bool:
+    """Whether a path is one that outside engines write themselves, not in the folder of an attempt of this book's."""
+    return path.startswith(f"{ICEBERG}/") and (path.split("/")[2] == "data" or path.count("/") == 3)
 
 
 def remains(folder: Path) -> set[str]:
