@@ -40,6 +40,7 @@ POINTS = (
     "lease.taken",
     "outside.metadata_written",
     "outside.committed",
+    "outside.created",
     "debt.taken",
     "publish.reserved",
     "publish.manifests_written",

@@ -35,6 +35,9 @@ HOUR = 3600
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two tables: one of two versions with rows, and a partitioned one in another namespace."""
     folder = tmp_path_factory.mktemp("template") / "book"
+    folder.mkdir()
+    # Files of tables alone: what is published has tests of its own.
+    (folder / "lakebook.toml").write_text('publish = "off"\n', encoding="utf-8")
     with lakebook.open(folder) as book:
         orders = book.tables.create(
             "orders", "id BIGINT NOT NULL, name STRING, price DECIMAL(10,2)", properties={"user.team": "sales"}

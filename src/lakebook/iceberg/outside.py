@@ -345,7 +345,7 @@ class Committer:
                 apply_outside(transaction, table, commit, work.commit_id, grace, _DEBT)
 
             work.commit(apply)
-            failpoints.reach("outside.committed")
+            failpoints.reach("outside.created")
         return made.metadata, made.location
 
     def register(self, namespace: str, name: str, metadata_location: str) -> tuple[TableMetadataV2, str]:

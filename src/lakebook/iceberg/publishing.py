@@ -20,12 +20,20 @@ from pyiceberg.manifest import ManifestFile
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadataV2
+from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import Snapshot
 
 from lakebook import failpoints
 from lakebook.clock import Clock, to_ms
 from lakebook.config import Settings
-from lakebook.errors import CommitOutcomeUnknown, LakebookError, PublishFailed, TableNotFound
+from lakebook.errors import (
+    CommitOutcomeUnknown,
+    LakebookError,
+    NotPublishable,
+    PathOutsideWarehouse,
+    PublishFailed,
+    TableNotFound,
+)
 from lakebook.iceberg.file_io import WarehouseIO
 from lakebook.iceberg.manifests import (
     FILES_PER_MANIFEST,
@@ -56,6 +64,7 @@ from lakebook.iceberg.table_metadata import (
 from lakebook.registry.history import TableVersion
 from lakebook.registry.inserts import NOTE_SWEPT, open_insert, renew_insert
 from lakebook.registry.publishing import (
+    ANY_OUTSIDE_FILE,
     MANIFEST,
     MANIFEST_LIST,
     METADATA,
@@ -69,6 +78,7 @@ from lakebook.registry.publishing import (
     files_added,
     files_ended,
     manifest_ranges,
+    metadata_files,
     pointer_of,
     properties_at,
     publish_metadata,
@@ -241,7 +251,7 @@ class Publisher:
         if table.format != "parquet":
             return None
         for _ in range(_MOST_ATTEMPTS):
-            state = self.registry.in_snapshot(lambda reader: unpublished(reader, table, _MOST_VERSIONS))
+            state = self._state(table)
             if state.is_current and not self._droppable(state, drop_below):
                 return state.pointer
             try:
@@ -253,6 +263,25 @@ class Publisher:
         raise PublishFailed(
             f"others published it {_MOST_ATTEMPTS} times meanwhile", on=table.shown, remedy="Try again later"
         )
+
+    def _state(self, table: TableRecord) -> Unpublished:
+        state = self.registry.in_snapshot(lambda reader: unpublished(reader, table, _MOST_VERSIONS))
+        if state.pointer is None or not self._is_moved(state.pointer):
+            return state
+        # Iceberg knows absolute addresses only, and the warehouse has been moved: all is published again.
+        if set(self.load(state.pointer).refs) - {MAIN_BRANCH} or self.registry.one(ANY_OUTSIDE_FILE, table.id):
+            raise NotPublishable(
+                "the warehouse was moved, and what outside engines wrote names files where they were",
+                on=table.shown,
+                remedy="Move the warehouse back",
+            )
+        return self.registry.in_snapshot(lambda reader: unpublished(reader, table, _MOST_VERSIONS, anew=True))
+
+    def _is_moved(self, pointer: Pointer) -> bool:
+        try:
+            return self.store.relative(self.load(pointer).location).rstrip("/") != pointer.location
+        except PathOutsideWarehouse:
+            return True
 
     def pointer(self, table: TableRecord) -> Pointer | None:
         """What a table is published as now."""
@@ -286,10 +315,12 @@ class Publisher:
         metadata = with_shapes(base, state.metadata, table.last_field_id)
         listing = self._listing(table, old, metadata)
         builder = _Builder(self, work, state, metadata, listing)
-        if old is None and state.versions and state.versions[0].version > 0:
-            builder.add_beginning(state.versions[0])
-        for group in grouped(state.versions):
-            if group.adds_snapshot and not (old is None and group.first == state.versions[0].version > 0):
+        versions = state.versions
+        if (old is None or state.anew) and versions and versions[0].version > 0:
+            builder.add_beginning(versions[0])
+            versions = versions[1:]
+        for group in grouped(versions):
+            if group.adds_snapshot:
                 builder.create_iceberg_snapshot(group)
         return self.update_iceberg_metadata(builder, state, place, drop_below)
 
@@ -299,17 +330,22 @@ class Publisher:
         """Write the metadata file that lists the new snapshots."""
         table, old = state.table, state.pointer
         work = builder.work
-        removed = self._to_drop(builder.metadata, state, builder.snapshots, drop_below)
-        metadata = without_snapshots(builder.metadata, removed)
+        dropped = self._to_drop(builder.metadata, state, builder.snapshots, drop_below)
+        removed = builder.drop(dropped)
+        metadata = without_snapshots(builder.metadata, dropped)
         metadata = metadata.model_copy(
             update={
                 "properties": published_properties(state.current, builder.mapping),
                 "last_updated_ms": max(metadata.last_updated_ms, self.clock.now_ms()),
             }
         )
-        former = self.store.uri(old.metadata_location) if old is not None else None
+        former = self.store.uri(old.metadata_location) if old is not None and not state.anew else None
         former_at = old.published_at if old is not None else 0
         metadata, superseded = with_log(metadata, former, former_at, self.settings.metadata_kept)
+        gone = [self.store.relative(location) for location in superseded]
+        if state.anew:
+            gone = self.registry.read_with(lambda reader: metadata_files(reader, table.id))
+            removed = [snapshot.snapshot_id for snapshot in state.snapshots]
         number = old.metadata_number + 1 if old is not None else 0
         path, size = self.metadata.write(work.folder, number, metadata)
         work.written.append(MetadataFile(path, METADATA, size))
@@ -332,16 +368,20 @@ class Publisher:
             [replace(snapshot, metadata_location=path) for snapshot in builder.snapshots],
             work.written,
             builder.listings,
-            [ident for ident in removed if ident not in builder.listings],
-            [self.store.relative(location) for location in superseded],
+            removed,
+            gone,
             table.schema_version,
+            state.oldest if old is None or state.anew else None,
         )
 
     def _base(self, state: Unpublished, place: str) -> TableMetadataV2:
-        if state.pointer is not None:
+        if state.pointer is not None and not state.anew:
             return self.metadata.read(state.pointer.metadata_location)
         table = state.table
-        return new_metadata(table.table_uuid, self.store.uri(place), state.metadata, table.last_field_id)
+        new = new_metadata(table.table_uuid, self.store.uri(place), state.metadata, table.last_field_id)
+        if state.pointer is None:
+            return new
+        return new.model_copy(update={"last_sequence_number": state.pointer.last_sequence})
 
     def _listing(self, table: TableRecord, old: Pointer | None, metadata: TableMetadataV2) -> _Listing:
         snapshot = metadata.current_snapshot()
@@ -364,7 +404,8 @@ class Publisher:
     ) -> list[int]:
         """Snapshots that leave the metadata: more than are kept, or of versions that are not."""
         named = {ref.snapshot_id for ref in metadata.refs.values()}
-        ours = [snapshot for snapshot in (*state.snapshots, *new) if snapshot.version is not None]
+        former = () if state.anew else state.snapshots
+        ours = [snapshot for snapshot in (*former, *new) if snapshot.version is not None]
         ours.sort(key=lambda snapshot: snapshot.sequence_number)
         many = {snapshot.snapshot_id for snapshot in ours[: -self.settings.snapshots_kept]}
         return [
@@ -433,6 +474,21 @@ class _Builder:
         while (ident := uuid.uuid4().int >> 65) in known or not ident:
             pass
         return ident
+
+    def drop(self, dropped: Sequence[int]) -> list[int]:
+        """Forget snapshots of this very step that the metadata will not list after all; the others among them."""
+        gone = {snapshot.snapshot_id for snapshot in self.snapshots} & set(dropped)
+        others = [ident for ident in dropped if ident not in gone]
+        if not gone:
+            return others
+        self.snapshots = [snapshot for snapshot in self.snapshots if snapshot.snapshot_id not in gone]
+        self.listings = {ident: paths for ident, paths in self.listings.items() if ident not in gone}
+        needed = {path for paths in self.listings.values() for path in paths}
+        needed |= {snapshot.manifest_list for snapshot in self.snapshots}
+        unneeded = {file.file_path for file in self.work.written} - needed
+        self._publisher.store.delete(sorted(unneeded))
+        self.work.written = [file for file in self.work.written if file.file_path not in unneeded]
+        return others
 
     # --- manifests -------------------------------------------------------------------
 

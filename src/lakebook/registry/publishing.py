@@ -19,7 +19,7 @@ from lakebook.registry.changes import capture, delete_rows, row_of
 from lakebook.registry.file_stats import ColumnStats, stats_of_files
 from lakebook.registry.history import TableVersion, version_from
 from lakebook.registry.leases import leases_of
-from lakebook.registry.statements import POSTGRESQL, SQLITE, ZERO, Statement, among, bind, insert_into
+from lakebook.registry.statements import ONE, POSTGRESQL, SQLITE, ZERO, Statement, among, bind, insert_into
 from lakebook.registry.table_files import CHUNK, chunks
 from lakebook.registry.tables import (
     TableMetadata,
@@ -44,6 +44,7 @@ _b = schema.branch_files.c
 _f = schema.table_files.c
 _v = schema.table_versions.c
 _d = schema.footer_debts.c
+_m = schema.table_metadata.c
 
 POINTER = Statement(sa.select(schema.iceberg_tables).where(_i.table_id == bind("of_table")), "of_table")
 INSERT_POINTER = insert_into(schema.iceberg_tables)
@@ -150,6 +151,18 @@ EVERY_POINTER = Statement(
     "after",
     "most",
 )
+# Such files are spelled with their address, or spell that of others.
+ANY_OUTSIDE_FILE = Statement(
+    sa.select(_f.id)
+    .where(
+        _f.table_id == bind("of_table"),
+        sa.or_(_f.location.is_not(None), _f.content != ZERO),
+        _f.retired_at.is_(None),
+    )
+    .limit(ONE)
+    .offset(ZERO),
+    "of_table",
+)
 ANY_VERSION = Statement(sa.select(sa.func.min(_v.version)).where(_v.table_id == bind("of_table")), "of_table")
 LISTED_MANIFESTS = Statement(
     sa.select(_l.file_path, _x.file_size, _x.first_file_id, _x.last_file_id)
@@ -197,12 +210,17 @@ FORGET_SNAPSHOTS_LISTINGS = Statement(
 FORGET_DEBTS_OF = Statement(sa.delete(schema.footer_debts).where(_d.table_id == bind("of_table")), "of_table")
 PENDING_TABLES = Statement(
     sa.select(schema.tables.c.id)
-    .select_from(schema.tables.outerjoin(schema.iceberg_tables, _i.table_id == schema.tables.c.id))
+    .select_from(
+        schema.tables.join(
+            schema.table_metadata,
+            sa.and_(_m.table_id == schema.tables.c.id, _m.schema_version == schema.tables.c.schema_version),
+        ).outerjoin(schema.iceberg_tables, _i.table_id == schema.tables.c.id)
+    )
     .where(
         schema.tables.c.deleted_at.is_(None),
         schema.tables.c.format == sa.literal_column("'parquet'"),
         schema.tables.c.id > bind("after"),
-        sa.or_(_i.version.is_(None), _i.version < schema.tables.c.version),
+        sa.or_(_i.version.is_(None), _i.version < schema.tables.c.version, _i.properties_at != _m.updated_at),
     )
     .order_by(schema.tables.c.id)
     .limit(bind("most", sa.Integer))
@@ -294,6 +312,8 @@ class Unpublished:
     leased: int | None
     #: Where history begins; files of before are in no version.
     oldest: int
+    #: Whether what is published lies elsewhere, because the warehouse was moved: all of it is published again.
+    anew: bool = False
 
     @property
     def current(self) -> TableMetadata:
@@ -305,6 +325,7 @@ class Unpublished:
         """Whether there is nothing to publish."""
         return (
             self.pointer is not None
+            and not self.anew
             and self.pointer.version == self.table.version
             and self.pointer.properties_at == properties_at(self.current)
         )
@@ -327,6 +348,8 @@ class Publication:
     superseded: Sequence[str] = ()
     #: The schema version that it was made with, where that must not have changed.
     schema_version: int | None = None
+    #: Where history began, where all of it was published.
+    oldest: int | None = None
 
 
 class PointerMoved(NoEffect):
@@ -360,13 +383,13 @@ def snapshots_of(reader: Reader, table_id: int) -> list[SnapshotRecord]:
     return [snapshot_from(row) for row in reader.all(SNAPSHOTS, table_id)]
 
 
-def unpublished(reader: Reader, table: TableRecord, most: int) -> Unpublished:
+def unpublished(reader: Reader, table: TableRecord, most: int, *, anew: bool = False) -> Unpublished:
     """What publishing begins from; the caller reads on one consistent state."""
     current = current_table(reader, table)
     pointer = pointer_of(reader, table.id)
     oldest = reader.one(ANY_VERSION, table.id)
     least = int(oldest[0]) if oldest is not None and oldest[0] is not None else current.version
-    after = pointer.version if pointer is not None else least - 1
+    after = pointer.version if pointer is not None and not anew else least - 1
     versions = tuple(version_from(row) for row in reader.all(VERSIONS_AFTER, table.id, after, most))
     leases = leases_of(reader, table.id)
     return Unpublished(
@@ -377,6 +400,7 @@ def unpublished(reader: Reader, table: TableRecord, most: int) -> Unpublished:
         tuple(snapshots_of(reader, table.id)),
         min((lease.version for lease in leases), default=None),
         least,
+        anew,
     )
 
 
@@ -417,6 +441,8 @@ def publish_metadata(transaction: Transaction, table: TableRecord, made: Publica
     before = locked_table(transaction, table)
     if made.schema_version is not None and before["schema_version"] != made.schema_version:
         raise PointerMoved("the schema has changed")
+    if made.oldest is not None and transaction.one(ANY_VERSION, table.id) != (made.oldest,):
+        raise PointerMoved("history has ended meanwhile")
     move_pointer(transaction, table.id, made)
     enter_snapshots(transaction, table, made)
     remove_snapshots(transaction, table, made.removed, grace)
@@ -506,6 +532,11 @@ def retire_metadata(transaction: Transaction, paths: Iterable[str], reason: str,
         found = [(row[0], row[1]) for row in transaction.all(FILES_AMONG, listed)]
         transaction.run(FORGET_FILES, listed)
         add_temporary_files(transaction, found, reason, now, grace)
+
+
+def metadata_files(reader: Reader, table_id: int) -> list[str]:
+    """The metadata files of a table that are kept."""
+    return [row[0] for row in reader.all(FILES_OF_KIND, table_id, METADATA)]
 
 
 def pending_tables(reader: Reader, after: int, most: int) -> list[int]:
