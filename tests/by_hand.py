@@ -7,12 +7,13 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import duckdb
 import pyarrow as pa
 import pytest
+from pydantic import BaseModel
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.manifest import (
     DataFile,
@@ -22,7 +23,7 @@ from pyiceberg.manifest import (
     ManifestFile,
 )
 from pyiceberg.table import Table as IcebergTable
-from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.metadata import TableMetadataV2
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.update import (
     AddSnapshotUpdate,
@@ -51,6 +52,7 @@ REFUSED = (InvalidInput, PathInUse, CommitFailedException)
 QUICK = {"commit.retry.min-wait-ms": "1", "commit.retry.max-wait-ms": "2"}
 PATH = 2147483546
 
+_Model = TypeVar("_Model", bound=BaseModel)
 Entry = tuple[ManifestEntryStatus, int | None, int | None, DataFile]
 
 
@@ -131,12 +133,13 @@ def check_counts(book: Book, table: Table) -> None:
     for found in (table.record, stats):
         values = found if isinstance(found, dict) else vars(found)
         assert tuple(values[name] for name in ("row_count", "file_count", "total_size", "deleted_rows")) == expected
-    summary = (
-        snapshot := book.catalog().load_table((table.namespace, table.name)).current_snapshot()
-    ) and snapshot.summary
-    if summary is not None and "total-records" in summary.additional_properties:
-        assert int(summary.additional_properties["total-records"]) == expected[0]
-        assert int(summary.additional_properties["total-data-files"]) == expected[1]
+    head = book.catalog().load_table((table.namespace, table.name)).current_snapshot()
+    if head is None or head.summary is None:
+        return
+    told = head.summary.additional_properties
+    if "total-records" in told:
+        assert int(told["total-records"]) == expected[0]
+        assert int(told["total-data-files"]) == expected[1]
 
 
 def check_versions(book: Book, table: Table, *, with_duckdb: bool = False) -> None:
@@ -237,8 +240,10 @@ class Hand:
         return self.loaded
 
     @property
-    def metadata(self) -> TableMetadata:
-        return self.loaded.metadata
+    def metadata(self) -> TableMetadataV2:
+        found = self.loaded.metadata
+        assert isinstance(found, TableMetadataV2)
+        return found
 
     @property
     def head(self) -> Snapshot | None:
@@ -324,6 +329,7 @@ class Hand:
         location: str = "",
         parent: int | str | None = "head",
         sequence: int | None = None,
+        schema_id: int | None = None,
         **changes: Any,
     ) -> Snapshot:
         """A snapshot that lists these manifests; its list is written."""
@@ -339,7 +345,8 @@ class Hand:
         }
         changes.setdefault("summary", told)
         write_manifest_list(self.io, where, snapshot_id, above, number, manifests)
-        return made_snapshot(snapshot_id, where, above, number, operation, self.metadata.current_schema_id, **changes)
+        shape = self.metadata.current_schema_id if schema_id is None else schema_id
+        return made_snapshot(snapshot_id, where, above, number, operation, shape, **changes)
 
     # --- committing ---
 
@@ -347,7 +354,10 @@ class Hand:
         """What every engine asks for."""
         known = self.metadata.refs.get(ref)
         at = known.snapshot_id if known is not None else None
-        return (AssertRefSnapshotId(ref=ref, snapshot_id=at), AssertTableUUID(uuid=self.metadata.table_uuid))
+        return (
+            made(AssertRefSnapshotId, ref=ref, snapshot_id=at),
+            made(AssertTableUUID, uuid=self.metadata.table_uuid),
+        )
 
     def commit(self, *updates: TableUpdate, requirements: Sequence[TableRequirement] | None = None) -> None:
         """Commit, and look at the table anew."""
@@ -441,6 +451,11 @@ def made_snapshot(
             **changes,
         }
     )
+
+
+def made(kind: type[_Model], **values: Any) -> _Model:
+    """An update or a requirement; its fields are known by their names in Python too."""
+    return kind.model_validate(values)
 
 
 def to_ref(snapshot_id: int, ref: str = "main", kind: str = "branch", **more: Any) -> SetSnapshotRefUpdate:

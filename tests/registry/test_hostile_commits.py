@@ -47,6 +47,7 @@ from by_hand import (
     QUICK,
     Hand,
     check_ids,
+    made,
     made_file,
     made_snapshot,
     new_snapshot_id,
@@ -103,11 +104,11 @@ def still_works(hand: Hand) -> None:
     check_ids(hand.book, hand.table, 1, 2, 3, 4, with_duckdb=False)
 
 
-def commit_as(hand: Hand, way: str, made: Any) -> None:
+def commit_as(hand: Hand, way: str, built: Any) -> None:
     """Commit a snapshot to `main`, or beside it."""
-    updates: list[TableUpdate] = [AddSnapshotUpdate(snapshot=made)]
+    updates: list[TableUpdate] = [made(AddSnapshotUpdate, snapshot=built)]
     if way == "main":
-        updates.append(to_ref(made.snapshot_id))
+        updates.append(to_ref(built.snapshot_id))
     hand.commit(*updates)
 
 
@@ -174,12 +175,12 @@ def with_location(hand: Hand, kind: str, place: str, at_link: Callable[[bytes], 
     at_link(b"x" * 10)
     assert parent is not None
     if kind == "statistics":
-        return [SetStatisticsUpdate(statistics=statistics(parent, place))]
+        return [made(SetStatisticsUpdate, statistics=statistics(parent, place))]
     if kind == "partition statistics":
-        return [SetPartitionStatisticsUpdate(partition_statistics=partition_statistics(parent, place))]
+        return [made(SetPartitionStatisticsUpdate, partition_statistics=partition_statistics(parent, place))]
     if kind == "location":
-        return [SetLocationUpdate(location=place)]
-    return [SetPropertiesUpdate(updates={kind: place})]
+        return [made(SetLocationUpdate, location=place)]
+    return [made(SetPropertiesUpdate, updates={kind: place})]
 
 
 def statistics(snapshot_id: int, place: str) -> StatisticsFile:
@@ -219,7 +220,7 @@ FOLDERS = {"folder", "long part", "double"}
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_location_leads_out_of_the_warehouse(hand: Hand, tmp_path: Path, kind: str) -> None:
-    wrong: list[tuple[str, str]] = []
+    wrong: list[str] = []
     for name, place in bad_places(hand, tmp_path, f"{new_snapshot_id()}.file").items():
         is_folder = kind == "location" or kind.startswith("write.")
         if is_folder and (name in FOLDERS or (kind != "location" and name in ("empty", "root"))):
@@ -236,9 +237,9 @@ def test_no_location_leads_out_of_the_warehouse(hand: Hand, tmp_path: Path, kind
             with refused(hand.book):
                 hand.commit(*updates)
         except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 - all that is wrong is told
-            wrong.append((name, f"{type(error).__name__}: {str(error)[:200]}"))
+            wrong.append(f"{name}: {type(error).__name__}: {str(error)[-80:]}")
             hand.load()
-    assert wrong == []
+    assert not wrong, "\n".join(wrong)
     still_works(hand)
 
 
@@ -247,15 +248,15 @@ def test_a_table_does_not_move_into_what_is_not_its_own(hand: Hand, folder: str)
     root = hand.book.lake.store.uri()
     place = f"{root}/{folder}" if folder else root
     with refused(hand.book):
-        hand.commit(SetLocationUpdate(location=place))
+        hand.commit(made(SetLocationUpdate, location=place))
     with nothing_changes(hand.book), pytest.raises(InvalidInput):
-        hand.catalog.create_table("default.made", Schema(NestedField(1, "id", LongType())), location=place)
+        hand.catalog.create_table("default.built", Schema(NestedField(1, "id", LongType())), location=place)
     still_works(hand)
 
 
 def test_a_table_may_move_to_a_folder_of_its_own(hand: Hand) -> None:
     place = f"{hand.book.lake.store.uri()}/lake/t"
-    hand.commit(SetLocationUpdate(location=place))
+    hand.commit(made(SetLocationUpdate, location=place))
     assert hand.metadata.location == place
     insert(hand.table, {"id": 3})
     hand.load().append(pa.table({"id": pa.array([4], pa.int64())}))
@@ -339,11 +340,11 @@ def test_a_segment_does_not_go_with_a_snapshot_that_names_it(hand: Hand, clock: 
     size = hand.book.lake.store.size(path) or 0
     ident = new_snapshot_id()
     file = made_file(hand.book.lake.store.uri(path), size, 1)
-    made = hand.snapshot(ident, [*hand.kept(), hand.added(ident, file)])
+    built = hand.snapshot(ident, [*hand.kept(), hand.added(ident, file)])
     with suppress(InvalidInput, PathInUse, CommitFailedException):
-        hand.commit(AddSnapshotUpdate(snapshot=made), requirements=())
+        hand.commit(made(AddSnapshotUpdate, snapshot=built), requirements=())
         go_by(hand.book, clock)
-        hand.commit(RemoveSnapshotsUpdate(snapshot_ids=[ident]), requirements=())
+        hand.commit(made(RemoveSnapshotsUpdate, snapshot_ids=[ident]), requirements=())
     go_by(hand.book, clock)
     assert hand.book.lake.store.size(path) == size
 
@@ -374,12 +375,14 @@ def test_a_file_of_statistics_that_is_something_else_is_refused(
     assert head is not None
     place = book.lake.store.uri(path)
     setting: TableUpdate = (
-        SetStatisticsUpdate(statistics=statistics(head, place))
+        made(SetStatisticsUpdate, statistics=statistics(head, place))
         if of == "table"
-        else SetPartitionStatisticsUpdate(partition_statistics=partition_statistics(head, place))
+        else made(SetPartitionStatisticsUpdate, partition_statistics=partition_statistics(head, place))
     )
     removing: TableUpdate = (
-        RemoveStatisticsUpdate(snapshot_id=head) if of == "table" else RemovePartitionStatisticsUpdate(snapshot_id=head)
+        made(RemoveStatisticsUpdate, snapshot_id=head)
+        if of == "table"
+        else made(RemovePartitionStatisticsUpdate, snapshot_id=head)
     )
     try:
         with refused(book):
@@ -399,14 +402,14 @@ def test_a_file_of_statistics_is_kept_and_goes_when_it_is_removed(hand: Hand, cl
     assert head is not None
     place = hand.place("some.stats", "metadata")
     hand.lay(place, b"x" * 10)
-    hand.commit(SetStatisticsUpdate(statistics=statistics(head, place)))
+    hand.commit(made(SetStatisticsUpdate, statistics=statistics(head, place)))
     assert [item.statistics_path for item in hand.metadata.statistics] == [place]
     go_by(hand.book, clock)
     hand.book.cleaner.sweep()
     check_ids(hand.book, hand.table, 1, 2)
     assert hand.book.lake.store.size(hand.path(place)) == 10
     hand.load()
-    hand.commit(RemoveStatisticsUpdate(snapshot_id=head))
+    hand.commit(made(RemoveStatisticsUpdate, snapshot_id=head))
     assert hand.book.lake.store.size(hand.path(place)) == 10
     go_by(hand.book, clock)
     assert hand.book.lake.store.size(hand.path(place)) is None
@@ -465,9 +468,9 @@ def test_a_file_that_is_not_as_it_is_said_to_be_is_refused(hand: Hand, kind: str
         manifests = [hand.added(ident, made_file(place, -size, 1))]
     elif kind == "no such spec":
         manifests = [told_as(manifests[0], partition_spec_id=77)]
-    made = hand.snapshot(ident, [*hand.kept(), *manifests])
+    built = hand.snapshot(ident, [*hand.kept(), *manifests])
     with refused(hand.book):
-        commit_as(hand, way, made)
+        commit_as(hand, way, built)
     still_works(hand)
 
 
@@ -484,25 +487,25 @@ def test_a_partition_that_does_not_fit_the_spec_is_refused(book: Book) -> None:
     insert(table, {"id": 1, "kind": "a"})
     hand = Hand(book, table)
     arrow = with_ids(table, [{"id": 9, "kind": "b"}])
-    shapes = {
+    shapes: dict[str, tuple[list[Any], list[Any]]] = {
         "no values": ([], []),
         "too many": ([(1000, "kind", StringType()), (1001, "more", LongType())], ["b", 3]),
         "another type": ([(1000, "kind", LongType())], [7]),
         "another field": ([(1005, "other", LongType())], [7]),
     }
-    wrong: list[tuple[str, str]] = []
+    wrong: list[str] = []
     for name, (fields, values) in shapes.items():
         ident = new_snapshot_id()
         file = hand.data_file(arrow=arrow, partition=Record(*values))
         manifest = manifest_of_other_shape(hand, ident, file, fields)
-        made = hand.snapshot(ident, [*hand.kept(), manifest])
+        built = hand.snapshot(ident, [*hand.kept(), manifest])
         try:
             with refused(book):
-                commit_as(hand, "main", made)
+                commit_as(hand, "main", built)
         except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 - all that is wrong is told
-            wrong.append((name, f"{type(error).__name__}: {str(error)[:200]}"))
+            wrong.append(f"{name}: {type(error).__name__}: {str(error)[-80:]}")
             hand.load()
-    assert wrong == []
+    assert not wrong, "\n".join(wrong)
     check_ids(book, table, 1)
 
 
@@ -583,9 +586,9 @@ def test_deletes_that_are_dropped_in_silence_are_refused(book: Book) -> None:
     check_ids(book, table, 2)
     ident = new_snapshot_id()
     kept = [manifest for manifest in hand.kept() if manifest.content == 0]
-    made = hand.snapshot(ident, [*kept, hand.added(ident, hand.data_file(9))])
+    built = hand.snapshot(ident, [*kept, hand.added(ident, hand.data_file(9))])
     with refused(book):
-        commit_as(hand, "main", made)
+        commit_as(hand, "main", built)
     check_ids(book, table, 2)
 
 
@@ -619,7 +622,7 @@ def test_a_manifest_list_of_another_snapshot_is_refused(hand: Hand, way: str, cl
             go_by(hand.book, clock)
             gone = first if way == "main" else ident
             if hand.metadata.snapshot_by_id(ident) is not None and gone is not None:
-                hand.commit(RemoveSnapshotsUpdate(snapshot_ids=[gone]), requirements=())
+                hand.commit(made(RemoveSnapshotsUpdate, snapshot_ids=[gone]), requirements=())
             go_by(hand.book, clock)
             assert hand.book.lake.store.size(hand.path(lists.manifest_list)) is not None
     still_works(hand)
@@ -738,23 +741,20 @@ def broken_copies(data: bytes) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("kind", ["list", "manifest"])
 def test_broken_avro_is_refused(hand: Hand, kind: str) -> None:
-    wrong: list[tuple[str, str]] = []
-    ident = new_snapshot_id()
-    good = hand.added(ident, hand.data_file(9))
-    whole = hand.snapshot(ident, [*hand.kept(), good])
-    place = whole.manifest_list if kind == "list" else good.manifest_path
-    original = hand.book.lake.store.read(hand.path(place))
-    for name, data in broken_copies(original).items():
-        assert name == "more behind" or data != original, name
-        replace_bytes(hand.book, hand.path(place), lambda _, data=data: data)  # type: ignore[misc]
+    wrong: list[str] = []
+    for name in broken_copies(bytes(200)):
+        ident = new_snapshot_id()
+        good = hand.added(ident, hand.data_file(9))
+        whole = hand.snapshot(ident, [*hand.kept(), good])
+        place = whole.manifest_list if kind == "list" else good.manifest_path
+        replace_bytes(hand.book, hand.path(place), lambda data, name=name: broken_copies(data)[name])  # type: ignore[misc]
         try:
             with refused(hand.book):
                 commit_as(hand, "main", whole)
         except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 - all that is wrong is told
-            wrong.append((name, f"{type(error).__name__}: {str(error)[:150]}"))
+            wrong.append(f"{name}: {type(error).__name__}: {str(error)[-80:]}")
             hand.load()
-    assert wrong == []
-    replace_bytes(hand.book, hand.path(place), lambda _: original)
+    assert not wrong, "\n".join(wrong)
     still_works(hand)
 
 
@@ -858,10 +858,10 @@ def appended(hand: Hand, **changes: Any) -> Any:
     ids=lambda changes: "-".join(f"{key} {value}" for key, value in changes.items())[:40],
 )
 def test_a_snapshot_that_cannot_be_is_refused_or_does_no_harm(hand: Hand, changes: dict[str, Any], way: str) -> None:
-    made = appended(hand, **changes)
+    built = appended(hand, **changes)
     try:
         with refused(hand.book):
-            commit_as(hand, way, made)
+            commit_as(hand, way, built)
     except pytest.fail.Exception:
         # It was taken: then it has to be as good as any other.
         expected = [1, 2, 9] if way == "main" else [1, 2]
@@ -881,7 +881,9 @@ def test_a_snapshot_with_the_id_of_another_is_a_conflict(hand: Hand) -> None:
     one = appended(hand)
     other = hand.snapshot(one.snapshot_id, hand.kept())
     with refused(hand.book):
-        hand.commit(AddSnapshotUpdate(snapshot=one), AddSnapshotUpdate(snapshot=other), to_ref(one.snapshot_id))
+        hand.commit(
+            made(AddSnapshotUpdate, snapshot=one), made(AddSnapshotUpdate, snapshot=other), to_ref(one.snapshot_id)
+        )
     still_works(hand)
 
 
@@ -905,28 +907,28 @@ def test_an_append_that_says_it_is_none_but_deletes_is_no_append(hand: Hand) -> 
     first, second = kept.values()
     snapshot = hand.metadata.current_snapshot_id
     manifest = hand.manifest(ident, (DELETED, ident, 1, first), (EXISTING, snapshot, 1, second), spec_id=0)
-    made = hand.snapshot(ident, [manifest], operation="append")
+    built = hand.snapshot(ident, [manifest], operation="append")
     insert(hand.table, {"id": 3})  # Pending: a true append would be moved behind it.
     with pytest.raises((CommitFailedException, InvalidInput)):
-        hand.commit(*hand.onto_main(made))
+        hand.commit(*hand.onto_main(built))
     check_ids(hand.book, hand.table, 1, 2, 3)
 
 
 @pytest.mark.parametrize(
     "updates",
     [
-        lambda hand: [UpgradeFormatVersionUpdate(format_version=3)],
-        lambda hand: [UpgradeFormatVersionUpdate(format_version=1)],
-        lambda hand: [UpgradeFormatVersionUpdate(format_version=99)],
-        lambda hand: [AssignUUIDUpdate(uuid="11111111-1111-1111-1111-111111111111")],
-        lambda hand: [SetCurrentSchemaUpdate(schema_id=77)],
-        lambda hand: [SetCurrentSchemaUpdate(schema_id=-1)],
-        lambda hand: [SetDefaultSpecUpdate(spec_id=77)],
+        lambda hand: [made(UpgradeFormatVersionUpdate, format_version=3)],
+        lambda hand: [made(UpgradeFormatVersionUpdate, format_version=1)],
+        lambda hand: [made(UpgradeFormatVersionUpdate, format_version=99)],
+        lambda hand: [made(AssignUUIDUpdate, uuid="11111111-1111-1111-1111-111111111111")],
+        lambda hand: [made(SetCurrentSchemaUpdate, schema_id=77)],
+        lambda hand: [made(SetCurrentSchemaUpdate, schema_id=-1)],
+        lambda hand: [made(SetDefaultSpecUpdate, spec_id=77)],
         lambda hand: [to_ref(4711)],
         lambda hand: [to_ref(4711, "tagged", "tag")],
         lambda hand: [to_ref(hand.metadata.current_snapshot_id, "main", "tag")],
-        lambda hand: [RemoveStatisticsUpdate(snapshot_id=4711)],
-        lambda hand: [RemoveSnapshotsUpdate(snapshot_ids=[4711])],
+        lambda hand: [made(RemoveStatisticsUpdate, snapshot_id=4711)],
+        lambda hand: [made(RemoveSnapshotsUpdate, snapshot_ids=[4711])],
         lambda hand: with_schema(hand, NestedField(1, "id", TimestampNanoType())),
         lambda hand: with_schema(hand, NestedField(1, "id", StringType())),
         lambda hand: with_schema(hand, NestedField(1, "id", LongType()), NestedField(2, "a\0b", LongType())),
@@ -943,18 +945,21 @@ def test_an_append_that_says_it_is_none_but_deletes_is_no_append(hand: Hand) -> 
 def test_updates_that_do_not_fit_the_table_are_refused(
     hand: Hand, updates: Callable[[Hand], list[TableUpdate]]
 ) -> None:
-    made = updates(hand)
+    built = updates(hand)
     with refused(hand.book):
-        hand.commit(*made)
+        hand.commit(*built)
     still_works(hand)
 
 
 def with_schema(hand: Hand, *fields: NestedField, schema_id: int = 5) -> list[TableUpdate]:
-    return [AddSchemaUpdate(schema_=Schema(*fields, schema_id=schema_id)), SetCurrentSchemaUpdate(schema_id=schema_id)]
+    return [
+        made(AddSchemaUpdate, schema_=Schema(*fields, schema_id=schema_id)),
+        made(SetCurrentSchemaUpdate, schema_id=schema_id),
+    ]
 
 
 def with_spec(hand: Hand, *fields: PartitionField) -> list[TableUpdate]:
-    return [AddPartitionSpecUpdate(spec=PartitionSpec(*fields, spec_id=5)), SetDefaultSpecUpdate(spec_id=5)]
+    return [made(AddPartitionSpecUpdate, spec=PartitionSpec(*fields, spec_id=5)), made(SetDefaultSpecUpdate, spec_id=5)]
 
 
 def test_a_name_of_a_reference_that_cannot_be_stored_is_refused_or_does_no_harm(hand: Hand) -> None:

@@ -15,6 +15,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import NoSuchNamespaceError, TableAlreadyExistsError
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
+from pyiceberg.table import Table
 from pyiceberg.transforms import BucketTransform, IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType
 
@@ -62,6 +63,12 @@ def rows(*values: int, kind: str = "a") -> pa.Table:
     return pa.table({"id": pa.array(values, pa.int64()), "kind": [kind] * len(values)})
 
 
+def head_of(table: Table) -> int:
+    head = table.current_snapshot()
+    assert head is not None
+    return head.snapshot_id
+
+
 def clean(book: Book, clock: ManualClock) -> None:
     for _ in range(2):
         clock.advance(2 * DAY)
@@ -75,7 +82,7 @@ def with_history(elsewhere: SqlCatalog) -> Any:
     """A table with a past: specs, schemas, a tag, a branch, and rows that were rewritten."""
     made = elsewhere.create_table("ns.t", SHAPE, partition_spec=BY_KIND, properties=QUICK)
     made.append(rows(1, 2))
-    made.manage_snapshots().create_tag(made.current_snapshot().snapshot_id, "first").commit()
+    made.manage_snapshots().create_tag(head_of(made), "first").commit()
     made.append(rows(3, 4, kind="b"))
     made.delete("id = 3")
     with made.update_schema() as change:
@@ -86,7 +93,7 @@ def with_history(elsewhere: SqlCatalog) -> Any:
         change.add_field("id", BucketTransform(2), "bucket")
     more = pa.table({"id": pa.array([5], pa.int64()), "sort": ["c"], "more": ["x"]})
     made.append(more)
-    made.manage_snapshots().create_branch(made.current_snapshot().snapshot_id, "work").commit()
+    made.manage_snapshots().create_branch(head_of(made), "work").commit()
     made.append(pa.table({"id": pa.array([6], pa.int64()), "sort": ["c"], "more": ["y"]}), branch="work")
     return made
 
@@ -123,14 +130,17 @@ def test_a_table_with_history_is_taken_as_it_is(book: Book, elsewhere: SqlCatalo
     assert sorted(loaded.scan().use_ref("work").to_arrow()["id"].to_pylist()) == [1, 2, 4, 5, 6]
 
 
-def test_a_registered_table_has_a_version_of_its_snapshot(book: Book, elsewhere: SqlCatalog) -> None:
+def test_a_registered_table_has_a_version_of_its_snapshot(
+    book: Book, elsewhere: SqlCatalog, clock: ManualClock
+) -> None:
     made = elsewhere.create_table("ns.t", SHAPE, properties=QUICK)
     made.append(rows(1))
     made.append(rows(2))
+    clock.advance(60)
     book.catalog().register_table("default.t", made.metadata_location)
     table = book.table("t")
     (record,) = [item for item in table.snapshots() if item.version is not None]
-    assert record.snapshot_id == made.current_snapshot().snapshot_id
+    assert record.snapshot_id == head_of(made)
     assert record.version == table.version
     check_ids(book, table, 1, 2)
     # Its time is that of the other catalog: for this book it was not there then.
@@ -150,7 +160,7 @@ def test_an_empty_table_is_taken(book: Book, elsewhere: SqlCatalog) -> None:
 def test_a_table_that_was_rolled_back_is_taken_at_its_head(book: Book, elsewhere: SqlCatalog) -> None:
     made = elsewhere.create_table("ns.t", SHAPE, properties=QUICK)
     made.append(rows(1))
-    first = made.current_snapshot().snapshot_id
+    first = head_of(made)
     made.append(rows(2))
     made.manage_snapshots().rollback_to_snapshot(first).commit()
     book.catalog().register_table("default.t", made.metadata_location)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from pyiceberg.catalog import Catalog, MetastoreCatalog, PropertiesUpdateSummary
@@ -222,7 +222,7 @@ class LakebookCatalog(MetastoreCatalog):
             )
         with _words():
             made, where = self._lake.committer.register(namespace, name, metadata_location)
-        self._lake.settle_debts_of(self._record(identifier))
+        self._settle(identifier)
         return self._table(namespace, name, made, where)
 
     def drop_table(self, identifier: str | Identifier, purge_requested: bool = False) -> None:  # noqa: ARG002
@@ -282,11 +282,17 @@ class LakebookCatalog(MetastoreCatalog):
         with _words():
             if any(isinstance(requirement, AssertCreate) for requirement in requirements):
                 made, where = committer.create(namespace, name, requirements, updates)
+                self._settle(identifier)
             else:
                 record = self._record(identifier)
                 made, where = committer.commit(record, requirements, updates)
-            self._lake.settle_debts_of(self._record(identifier))
+                self._lake.settle_debts_of(record)
         return CommitTableResponse.model_validate({"metadata": made, "metadata-location": where})
+
+    def _settle(self, identifier: str | Identifier) -> None:
+        # The commit counts, whatever has become of the name since.
+        with suppress(NoSuchTableError):
+            self._lake.settle_debts_of(self._record(identifier))
 
     def commit_all(
         self, changes: Sequence[tuple[str | Identifier, Sequence[TableRequirement], Sequence[TableUpdate]]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pyiceberg.exceptions import CommitFailedException
@@ -27,11 +27,11 @@ from lakebook.errors import NotAccepted
 from lakebook.iceberg.incoming import ACCEPTED, Incoming, ReadSnapshot, operation_of
 from lakebook.iceberg.manifests import live_entries, read_manifest_list
 from lakebook.iceberg.partitioning import order_to_json, spec_to_json
-from lakebook.iceberg.publishing import Publisher, Work
+from lakebook.iceberg.publishing import Publisher, Work, files_only_of
 from lakebook.iceberg.schemas import check_fields, schema_to_json
 from lakebook.iceberg.table_metadata import schema_for, with_log
 from lakebook.names import shown
-from lakebook.registry.outside import NewShape, OutsideCommit, Step, last_commit_at, rows_of_paths
+from lakebook.registry.outside import NewShape, OutsideCommit, Step, VersionsPending, last_commit_at, rows_of_paths
 from lakebook.registry.publishing import (
     MANIFEST,
     MANIFEST_LIST,
@@ -171,6 +171,8 @@ class Preparation(_Steps):
         self._updates = list(updates)
         self._records = dict(records)
         self._steps: list[Step] = []
+        self._taken: tuple[int, int] | None = None
+        self._left_files: list[str] = []
 
     def finish(self) -> Prepared:
         """Everything that the transaction needs; the metadata file is written."""
@@ -228,6 +230,7 @@ class Preparation(_Steps):
             self._branch_files,
             self._left(removed),
             self._unlisted_statistics(),
+            self._taken,
         )
         return Prepared(self._work, commit, self._metadata, self._store.uri(path))
 
@@ -364,7 +367,10 @@ class Preparation(_Steps):
             self._jump(version + 1)
 
     def _file_count(self) -> int:
-        return self._registry.read_with(lambda reader: current_table(reader, self._table)).file_count
+        current = self._registry.read_with(lambda reader: current_table(reader, self._table))
+        if current.version != self._pointer.version:
+            raise VersionsPending
+        return current.file_count
 
     def _removed_rows(self, read: ReadSnapshot) -> int:
         return sum(entry.data_file.content == DataFileContent.DATA for entry in read.deleted)
@@ -397,7 +403,15 @@ class Preparation(_Steps):
         operation = "overwrite" if removed and arriving else "delete" if removed else "append" if added else "overwrite"
         summary = {"lakebook.snapshot": str(target.snapshot_id) if target is not None else "none"}
         self._steps.append(Step(operation, added, removed, revived, summary))
-        if target is not None and self._base.snapshot_by_id(target.snapshot_id) is None:
+        if target is None:
+            return
+        record = self._records.get(target.snapshot_id)
+        if record is not None and record.version is None:
+            # A snapshot of a branch stands for a version from now on, which keeps its files.
+            self._taken = (target.snapshot_id, version)
+            self._records[target.snapshot_id] = replace(record, version=version, pinned_version=version)
+            self._left_files += self._left_by([target], ())
+        if self._base.snapshot_by_id(target.snapshot_id) is None:
             read = self._incoming.read_snapshot(self._on, target, self._table_id)
             self._enter(read, version, version)
             self._remember(target.snapshot_id, version)
@@ -450,16 +464,19 @@ class Preparation(_Steps):
     def _left(self, removed: Sequence[int]) -> list[str]:
         """Files of branches that no snapshot has any more, if snapshots of branches are removed."""
         gone = {ident for ident in removed if ident in self._records and self._records[ident].version is None}
-        if not gone:
+        found = [self._base.snapshot_by_id(ident) for ident in gone]
+        return [*self._left_files, *self._left_by([item for item in found if item is not None], gone)]
+
+    def _left_by(self, snapshots: Sequence[Snapshot], gone: Collection[int]) -> list[str]:
+        """Files that these snapshots have, and no other of a branch."""
+        if not snapshots:
             return []
-        kept: set[str] = set()
-        for ident, record in self._records.items():
-            if record.version is None and ident not in gone:
-                kept |= self._live(self._metadata.snapshot_by_id(ident)).keys()
-        found: set[str] = set()
-        for ident in gone:
-            found |= self._live(self._base.snapshot_by_id(ident)).keys()
-        return sorted(found - kept)
+        others = [
+            self._metadata.snapshot_by_id(ident)
+            for ident, record in self._records.items()
+            if record.version is None and ident not in gone
+        ]
+        return files_only_of(self._publisher, snapshots, [item for item in others if item is not None])
 
     def _unlisted_statistics(self) -> list[str]:
         def paths(metadata: TableMetadataV2) -> set[str]:

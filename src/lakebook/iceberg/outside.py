@@ -9,7 +9,7 @@ anything else is a conflict, and this book's own changes wait a little for the e
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -161,22 +161,26 @@ class Committer:
         records: Mapping[int, SnapshotRecord],
     ) -> Sequence[TableUpdate]:
         """The updates as they stand on the published head; an append is moved onto it where it may be."""
+        late: AssertRefSnapshotId | None = None
+        failure: CommitFailedException | None = None
         for requirement in requirements:
             try:
                 requirement.validate(base)
-            except CommitFailedException:
+            except CommitFailedException as error:
                 if not isinstance(requirement, AssertRefSnapshotId) or requirement.ref != MAIN_BRANCH:
                     raise
-                between = _between(base, requirement.snapshot_id)
-                ours = between is not None and all(
-                    item.snapshot_id in records and records[item.snapshot_id].is_ours for item in between
-                )
-                if ours and between and _can_move(updates) and all(operation_of(item) == "append" for item in between):
-                    return self._moved(work, base, updates)
-                if ours:
-                    self._give_precedence([(table, (), ())])
-                raise
-        return updates
+                late, failure = requirement, error
+        if late is None or failure is None:
+            return updates
+        between = _between(base, late.snapshot_id)
+        ours = between is not None and all(
+            item.snapshot_id in records and records[item.snapshot_id].is_ours for item in between
+        )
+        if ours and between and _is_append(updates) and all(operation_of(item) == "append" for item in between):
+            return self._moved(work, base, updates)
+        if ours:
+            self._give_precedence([(table, (), ())])
+        raise failure
 
     def _moved(self, work: Work, base: TableMetadataV2, updates: Sequence[TableUpdate]) -> Sequence[TableUpdate]:
         """An append on the newest snapshot: same id, new parent and sequence number, its manifests appended."""
@@ -269,6 +273,8 @@ class Committer:
         }
         if not gone:
             return
+        if any(isinstance(update, SetSnapshotRefUpdate) and update.snapshot_id in gone for update in updates):
+            raise NotAccepted("it names a snapshot that it removes", on=table.shown)
         freed = {update.ref_name for update in updates if isinstance(update, RemoveSnapshotRefUpdate)}
         named = {ref.snapshot_id for name, ref in base.refs.items() if name not in freed}
         if gone & named:
@@ -370,20 +376,25 @@ def _between(base: TableMetadataV2, ancestor: int | None) -> list[Snapshot] | No
     return found if ancestor is None and all(item.parent_snapshot_id is None for item in found[-1:]) else None
 
 
-def _can_move(updates: Iterable[TableUpdate]) -> bool:
-    """Whether updates are one append on `main`, or do not touch data at all."""
-    snapshots = 0
-    for update in updates:
-        if isinstance(update, AddSnapshotUpdate):
-            snapshots += 1
-            if operation_of(update.snapshot) != "append":
-                return False
-        elif isinstance(update, SetSnapshotRefUpdate):
-            if update.ref_name != MAIN_BRANCH and snapshots:
-                return False
-        elif not isinstance(update, (SetPropertiesUpdate, RemovePropertiesUpdate)):
-            return False
-    return snapshots <= 1
+_PROPERTIES = (SetPropertiesUpdate, RemovePropertiesUpdate)
+
+
+def _is_append(updates: Sequence[TableUpdate]) -> bool:
+    """Whether updates are one append on `main`, perhaps with properties."""
+    adding = [update for update in updates if isinstance(update, AddSnapshotUpdate)]
+    naming = [update for update in updates if isinstance(update, SetSnapshotRefUpdate)]
+    return (
+        len(adding) == len(naming) == 1
+        and operation_of(adding[0].snapshot) == "append"
+        and naming[0].ref_name == MAIN_BRANCH
+        and naming[0].snapshot_id == adding[0].snapshot.snapshot_id
+        and all(isinstance(update, (AddSnapshotUpdate, SetSnapshotRefUpdate, *_PROPERTIES)) for update in updates)
+    )
+
+
+def _can_move(updates: Sequence[TableUpdate]) -> bool:
+    """Whether updates can stand behind others that came first: an append, or properties alone."""
+    return _is_append(updates) or all(isinstance(update, _PROPERTIES) for update in updates)
 
 
 def _unassigned(manifest: ManifestFile) -> ManifestFile:

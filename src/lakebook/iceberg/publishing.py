@@ -38,6 +38,7 @@ from lakebook.iceberg.file_io import WarehouseIO
 from lakebook.iceberg.manifests import (
     FILES_PER_MANIFEST,
     ListedFile,
+    live_entries,
     merged,
     read_manifest_list,
     to_merge,
@@ -346,6 +347,7 @@ class Publisher:
         if state.anew:
             gone = self.registry.read_with(lambda reader: metadata_files(reader, table.id))
             removed = [snapshot.snapshot_id for snapshot in state.snapshots]
+        left = self._left(builder.metadata, metadata, state, removed)
         number = old.metadata_number + 1 if old is not None else 0
         path, size = self.metadata.write(work.folder, number, metadata)
         work.written.append(MetadataFile(path, METADATA, size))
@@ -372,7 +374,18 @@ class Publisher:
             gone,
             table.schema_version,
             state.oldest if old is None or state.anew else None,
+            left,
         )
+
+    def _left(
+        self, before: TableMetadataV2, after: TableMetadataV2, state: Unpublished, removed: Sequence[int]
+    ) -> list[str]:
+        """Files that only snapshots of branches had which are removed now."""
+        branches = {item.snapshot_id for item in state.snapshots if item.version is None}
+        gone = [item for item in before.snapshots if item.snapshot_id in branches and item.snapshot_id in removed]
+        if not gone:
+            return []
+        return files_only_of(self, gone, [item for item in after.snapshots if item.snapshot_id in branches])
 
     def _base(self, state: Unpublished, place: str) -> TableMetadataV2:
         if state.pointer is not None and not state.anew:
@@ -415,12 +428,22 @@ class Publisher:
             and snapshot.version is not None
             and (state.leased is None or snapshot.version < state.leased)
             and (snapshot.snapshot_id in many or (drop_below is not None and snapshot.version < drop_below))
-        ]
+        ] + self._lost(metadata, state, drop_below)
+
+    def _lost(self, metadata: TableMetadataV2, state: Unpublished, drop_below: int | None) -> list[int]:
+        """Snapshots of branches that are gone, or staged ones that nobody took, when their history ends."""
+        if drop_below is None or state.anew:
+            return []
+        candidates = [item for item in state.snapshots if item.version is None and item.pinned_version < drop_below]
+        if not candidates:
+            return []
+        kept = _reachable(metadata)
+        return [item.snapshot_id for item in candidates if item.snapshot_id not in kept]
 
     def _droppable(self, state: Unpublished, drop_below: int | None) -> bool:
         if drop_below is None or state.pointer is None:
             return False
-        if not any(item.version is not None and item.version < drop_below for item in state.snapshots):
+        if not any(item.pinned_version < drop_below for item in state.snapshots):
             return False
         return bool(self._to_drop(self.load(state.pointer), state, (), drop_below))
 
@@ -751,6 +774,37 @@ class _Counted:
     def summary(self) -> Mapping[str, str]:
         """The numbers as a summary has them."""
         return {key: str(number) for key, number in self._numbers.items()}
+
+
+def files_only_of(publisher: Publisher, snapshots: Sequence[Snapshot], others: Sequence[Snapshot]) -> list[str]:
+    """Paths of files that some snapshots have and others have not."""
+
+    def paths(of: Sequence[Snapshot]) -> set[str]:
+        lists = {item.manifest_list for item in of}
+        manifests = {
+            manifest.manifest_path: manifest
+            for location in lists
+            for manifest in read_manifest_list(publisher.io, location)
+        }
+        return {
+            publisher.store.relative(entry.data_file.file_path)
+            for manifest in manifests.values()
+            for entry in live_entries(publisher.io, manifest)
+        }
+
+    return sorted(paths(snapshots) - paths(others))
+
+
+def _reachable(metadata: TableMetadataV2) -> set[int]:
+    """The snapshots that a branch or a tag leads to."""
+    parents = {snapshot.snapshot_id: snapshot.parent_snapshot_id for snapshot in metadata.snapshots}
+    found: set[int] = set()
+    for ref in metadata.refs.values():
+        at: int | None = ref.snapshot_id
+        while at is not None and at in parents and at not in found:
+            found.add(at)
+            at = parents[at]
+    return found
 
 
 def _live(manifest: ManifestFile) -> bool:

@@ -307,6 +307,9 @@ def _wrong_metadata(lake: Lake, state: PublishedState) -> Iterator[Finding]:
     except Exception as error:  # noqa: BLE001 - whatever a parser says of a damaged file
         yield _unreadable(path, "the metadata", error)
         return
+    if _relative(lake, metadata.location) == metadata.location:
+        yield Finding("published", table.shown, f"its metadata is that of another place ({metadata.location})")
+        return
     for what, said, known in (
         ("uuid", str(metadata.table_uuid), table.table_uuid),
         ("location", _relative(lake, metadata.location), pointer.location),

@@ -15,10 +15,12 @@ from lakebook.registry.changes import insert_new, row_of, update_row
 from lakebook.registry.commits import COMMIT_OPEN
 from lakebook.registry.file_stats import all_stats_of
 from lakebook.registry.publishing import (
-    FORGET_BRANCH_FILES,
+    OF_BRANCHES,
+    SNAPSHOTS,
     PointerMoved,
     Publication,
     enter_snapshots,
+    leave_branches,
     move_pointer,
     properties_at,
     remove_snapshots,
@@ -42,16 +44,12 @@ from lakebook.registry.tables import (
     metadata_from,
     record_version,
 )
-from lakebook.registry.temporary_files import add_temporary_files
 from lakebook.registry.transactions import NoEffect, Reader, Transaction
 
 _f = schema.table_files.c
 _w = schema.temporary_files.c
-_b = schema.branch_files.c
 _x = schema.iceberg_files.c
 _d = schema.footer_debts.c
-
-LEFT_BRANCH = "no branch has it"
 
 
 def _rows_by_path(database: str) -> sa.Select[Any]:
@@ -75,13 +73,6 @@ def _take_back(database: str) -> sa.Delete:
 
 
 TAKE_BACK = Statement(_take_back(SQLITE), "paths", postgresql=_take_back(POSTGRESQL))
-
-
-def _of_branches(database: str) -> sa.Select[Any]:
-    return sa.select(_b.file_path, _b.table_id, _b.file_size).where(among(_b.file_path, "paths", database))
-
-
-OF_BRANCHES = Statement(_of_branches(SQLITE), "paths", postgresql=_of_branches(POSTGRESQL))
 
 
 def _metadata_among(database: str) -> sa.Select[Any]:
@@ -141,6 +132,8 @@ class OutsideCommit:
     left: Sequence[str] = ()
     #: Metadata and statistics files that nothing names any more.
     unlisted: Sequence[str] = ()
+    #: A snapshot of a branch that stands for a version now, and that version.
+    taken: tuple[int, int] | None = None
 
     @property
     def versions(self) -> int:
@@ -177,11 +170,21 @@ def apply_outside(
     move_pointer(transaction, table.id, _as_published(transaction, table, made))
     enter_snapshots(transaction, table, made.publication)
     _enter_branch_files(transaction, table, made.branch_files)
-    _leave_branches(transaction, table, made.left, grace)
+    leave_branches(transaction, table, made.left, grace)
+    if made.taken is not None:
+        _take_snapshot(transaction, table, *made.taken)
     remove_snapshots(transaction, table, made.publication.removed, grace)
     retire_metadata(transaction, made.publication.superseded, "metadata superseded", grace)
     retire_metadata(transaction, made.unlisted, "no snapshot lists it", grace)
     return version + made.versions
+
+
+def _take_snapshot(transaction: Transaction, table: TableRecord, snapshot_id: int, version: int) -> None:
+    for found in transaction.all(SNAPSHOTS, table.id):
+        row = row_of(schema.table_snapshots, found)
+        if row["snapshot_id"] == snapshot_id:
+            changes = {"version": version, "pinned_version": version}
+            update_row(transaction, table.object_id, schema.table_snapshots, row, changes)
 
 
 def _as_published(transaction: Transaction, table: TableRecord, made: OutsideCommit) -> Publication:
@@ -280,11 +283,8 @@ def _require_free(transaction: Transaction, table: TableRecord, files: Sequence[
             found = transaction.one(statement, listed)
             if found is not None:
                 raise PathInUse(what, on=table.shown, remedy="Write new files under the table's location")
-        rows = transaction.all(OF_BRANCHES, listed)
-        if any(row[1] != table.id for row in rows):
+        if any(row[1] != table.id for row in transaction.all(OF_BRANCHES, listed)):
             raise PathInUse("it is a file of another table's branch", on=table.shown)
-        if rows:
-            transaction.run(FORGET_BRANCH_FILES, transaction.listed([row[0] for row in rows]))
 
 
 def _revived(transaction: Transaction, table: TableRecord, wanted: Mapping[str, int | None]) -> list[NewFile]:
@@ -348,16 +348,6 @@ def _enter_branch_files(transaction: Transaction, table: TableRecord, files: Seq
         transaction.insert_many(
             INSERT_BRANCH_FILE, [(path, table.id, size, now) for path, size in chunk if path not in taken]
         )
-
-
-def _leave_branches(transaction: Transaction, table: TableRecord, paths: Sequence[str], grace: float) -> None:
-    now = transaction.clock.now_ms()
-    for chunk in chunks(paths):
-        listed = transaction.listed(chunk)
-        found = [(path, size) for path, owner, size in transaction.all(OF_BRANCHES, listed) if owner == table.id]
-        if found:
-            transaction.run(FORGET_BRANCH_FILES, transaction.listed([path for path, _ in found]))
-            add_temporary_files(transaction, found, LEFT_BRANCH, now, grace)
 
 
 def hold_back(transaction: Transaction, table: TableRecord, seconds: float) -> bool:

@@ -35,6 +35,7 @@ from lakebook.registry.transactions import NoEffect, Reader, Row, Transaction
 METADATA, MANIFEST_LIST, MANIFEST, STATISTICS = "metadata", "manifest_list", "manifest", "statistics"
 UNLISTED = "no snapshot lists it"
 SUPERSEDED = "metadata superseded"
+LEFT_BRANCH = "no branch has it"
 
 _i = schema.iceberg_tables.c
 _n = schema.table_snapshots.c
@@ -203,6 +204,20 @@ def _forget_branch_files(database: str) -> sa.Delete:
 
 
 FORGET_BRANCH_FILES = Statement(_forget_branch_files(SQLITE), "paths", postgresql=_forget_branch_files(POSTGRESQL))
+
+
+def _of_branches(database: str) -> sa.Select[Any]:
+    return sa.select(_b.file_path, _b.table_id, _b.file_size).where(among(_b.file_path, "paths", database))
+
+
+OF_BRANCHES = Statement(_of_branches(SQLITE), "paths", postgresql=_of_branches(POSTGRESQL))
+
+
+def _of_versions(database: str) -> sa.Select[Any]:
+    return sa.select(_f.file_path).where(among(_f.file_path, "paths", database))
+
+
+OF_VERSIONS = Statement(_of_versions(SQLITE), "paths", postgresql=_of_versions(POSTGRESQL))
 FORGET_POINTER = Statement(sa.delete(schema.iceberg_tables).where(_i.table_id == bind("of_table")), "of_table")
 FORGET_SNAPSHOTS_LISTINGS = Statement(
     sa.delete(schema.snapshot_manifests).where(_l.table_id == bind("of_table")), "of_table"
@@ -350,6 +365,8 @@ class Publication:
     schema_version: int | None = None
     #: Where history began, where all of it was published.
     oldest: int | None = None
+    #: Files that no branch has any more.
+    left: Sequence[str] = ()
 
 
 class PointerMoved(NoEffect):
@@ -446,6 +463,7 @@ def publish_metadata(transaction: Transaction, table: TableRecord, made: Publica
     move_pointer(transaction, table.id, made)
     enter_snapshots(transaction, table, made)
     remove_snapshots(transaction, table, made.removed, grace)
+    leave_branches(transaction, table, made.left, grace)
     retire_metadata(transaction, made.superseded, SUPERSEDED, grace)
 
 
@@ -522,6 +540,20 @@ def remove_snapshots(transaction: Transaction, table: TableRecord, ids: Sequence
         kept |= {row[0] for row in transaction.all(STILL_LISTED, transaction.listed(chunk))}
     lists = [row["manifest_list"] for row in gone]
     retire_metadata(transaction, sorted({*lists, *(listed - kept)}), UNLISTED, grace)
+
+
+def leave_branches(transaction: Transaction, table: TableRecord, paths: Sequence[str], grace: float) -> None:
+    """Let go of files that no branch has any more; those that a version has, or had, go with it."""
+    now = transaction.clock.now_ms()
+    for chunk in chunks(paths):
+        listed = transaction.listed(chunk)
+        found = [(path, size) for path, owner, size in transaction.all(OF_BRANCHES, listed) if owner == table.id]
+        if not found:
+            continue
+        mine = transaction.listed([path for path, _ in found])
+        transaction.run(FORGET_BRANCH_FILES, mine)
+        versioned = {row[0] for row in transaction.all(OF_VERSIONS, mine)}
+        add_temporary_files(transaction, [item for item in found if item[0] not in versioned], LEFT_BRANCH, now, grace)
 
 
 def retire_metadata(transaction: Transaction, paths: Iterable[str], reason: str, grace: float) -> None:

@@ -356,8 +356,9 @@ def expire_versions(
     # - Snapshots that it carries on were listed by the metadata that it began from. If one of them has
     #   left since, so has that metadata, and the compare-and-swap fails. If not, its row is seen here.
     # - If its pointer comes later, less is expired here than could be; the next expiry makes up for it.
-    # That leaves the very first publication, before which there is no pointer to hold history back: who
-    # publishes has to make sure under the lock that history still begins where it was when it was read.
+    # That leaves a publication of all history: the very first, before which no pointer holds history back,
+    # and one after the warehouse was moved. It makes sure under the lock that history still begins where it
+    # began when it was read; what is retired has ended at or before that.
     transaction.lock(object_id)
     row = transaction.one(TABLE_ROW, table_id)
     if row is None:
