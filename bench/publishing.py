@@ -14,7 +14,7 @@ import atexit
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -50,11 +50,12 @@ _MOST_SNAPSHOTS = 20
 _IDLE, _FEW_IDLE = 10, 3
 _MOST_LAG = 2.0
 _LOOK_EVERY = 0.002
-_ROUNDS, _FEW_ROUNDS = 8, 2
-#: Seconds that each mode gets in a round: more than publishing waits for more inserts.
-_TURN, _SHORT_TURN = 2.5, 1.2
 _MODES = ("off", "async", "sync")
-_MORE, _FEW_MORE = 25, 10
+_TURNS, _FEW_TURNS = 300, 50
+_ROUNDS, _FEW_ROUNDS = 8, 2
+#: Seconds that a mode gets in a round: more than publishing waits for more inserts.
+_ROUND, _SHORT_ROUND = 2.5, 1.2
+_MORE, _FEW_MORE = 49, 17
 _MOST_MEMORY = 500
 _FLAT = 1.2
 
@@ -253,39 +254,44 @@ def _await_published(table: Table) -> float:
 
 
 def _modes(ground: Ground, asked: Asked, say: Say) -> Iterator[Result]:
-    """Rounds of one mode after the other: what the background does meets only the inserts of its own mode."""
-    rounds, turn = (_FEW_ROUNDS, _SHORT_TURN) if asked.quick else (_ROUNDS, _TURN)
     data = rows(ROWS)
-    taken: dict[str, list[float]] = {mode: [] for mode in _MODES}
     with ExitStack() as stack:
         tables = {
             mode: stack.enter_context(ground.new(number, "modes")).open(publish=mode).tables.create("t", data.schema)
             for number, mode in enumerate(_MODES)
         }
-        for number in range(rounds):
-            say("publishing: off, async and sync", number, rounds)
-            for mode in _MODES if number % 2 else reversed(_MODES):
-                taken[mode] += _inserted(tables[mode], data, turn)
-                if mode == "async":
-                    _await_published(tables[mode])
-    # The p50 does not see what is done now and then: the mean does.
-    for shown, of in (("p50", median), ("mean", fmean)):
-        off, later, now = (of(taken[mode]) * 1000 for mode in _MODES)
-        name = f"{shown} of an insert, published"
-        at_most = 1.1 if shown == "p50" else None
-        yield Result(f"{name} async, beside off", ground.kind, len(taken["async"]), later, off, "ms", at_most=at_most)
-        yield Result(f"{name} sync, beside async", ground.kind, len(taken["sync"]), now, later, "ms")
+        yield from _in_turns(ground.kind, tables, data, _FEW_TURNS if asked.quick else _TURNS, say)
+        yield from _in_rounds(ground.kind, tables, data, asked, say)
 
 
-def _inserted(table: Table, data: pa.Table, seconds: float) -> list[float]:
-    """Insert for so long; what each insert took."""
-    for _ in range(_WARMING):
-        table.insert_arrow(data)
-    taken: list[float] = []
-    until = perf_counter() + seconds
-    while perf_counter() < until:
-        taken.append(timed(lambda: table.insert_arrow(data))[0])
-    return taken
+def _in_turns(kind: str, tables: Mapping[str, Table], data: pa.Table, number: int, say: Say) -> Iterator[Result]:
+    """Insert by insert, for the p50: it does not see what the background does now and then."""
+    taken: dict[str, list[float]] = {mode: [] for mode in tables}
+    for count in range(_WARMING + number):
+        say("publishing: off, async and sync in turns", count, number)
+        for mode, table in tables.items() if count % 2 else reversed(tables.items()):
+            taken[mode].append(timed(lambda: table.insert_arrow(data))[0])  # noqa: B023 - called at once
+    off, later, now = (latency(taken[mode][_WARMING:]).p50 for mode in _MODES)
+    name = "p50 of an insert, published"
+    yield Result(f"{name} async, beside off", kind, number, later, off, "ms", at_most=1.1)
+    yield Result(f"{name} sync, beside async", kind, number, now, later, "ms")
+
+
+def _in_rounds(kind: str, tables: Mapping[str, Table], data: pa.Table, asked: Asked, say: Say) -> Iterator[Result]:
+    """One mode after the other, for the mean: what the background does meets only the inserts of its own mode."""
+    rounds, seconds = (_FEW_ROUNDS, _SHORT_ROUND) if asked.quick else (_ROUNDS, _ROUND)
+    taken: dict[str, list[float]] = {mode: [] for mode in ("off", "async")}
+    for count in range(rounds):
+        say("publishing: off and async in rounds", count, rounds)
+        for mode in taken if count % 2 else reversed(taken):
+            until = perf_counter() + seconds
+            while perf_counter() < until:
+                taken[mode].append(timed(lambda: tables[mode].insert_arrow(data))[0])  # noqa: B023 - called at once
+            if mode == "async":
+                _await_published(tables[mode])
+    off, later = (fmean(taken[mode]) * 1000 for mode in taken)
+    name = "mean of an insert, published async, beside off"
+    yield Result(name, kind, len(taken["async"]), later, off, "ms")
 
 
 # --- a very large table ---------------------------------------------------------

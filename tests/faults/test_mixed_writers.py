@@ -87,7 +87,6 @@ def test_nothing_is_lost_or_doubled_while_everybody_writes_and_cleans(
         **place.settings,
         **BRIEF,
         "lock_timeout": 60,
-        "outside_hold": 1,
         "publish_lag": 0.05,
         "temporary_file_grace": 0,
         "sweep_grace": 0,

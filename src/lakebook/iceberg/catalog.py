@@ -154,7 +154,7 @@ class LakebookCatalog(MetastoreCatalog):
         namespace, name = self._named(identifier)
         metadata = self._new_metadata(identifier, schema, location, partition_spec, sort_order, properties)
         with _words():
-            made, where = self._lake.committer.enter_new(namespace, name, metadata)
+            made, where = self._lake.committer.enter_new(namespace, name, metadata, is_new=True)
         return self._table(namespace, name, made, where)
 
     def _new_metadata(

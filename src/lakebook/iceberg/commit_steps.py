@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.exceptions import ValidationError as IcebergError
-from pyiceberg.manifest import DataFileContent, ManifestContent, ManifestEntry
+from pyiceberg.manifest import ManifestEntry, ManifestEntryStatus, ManifestFile
 from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadataV2
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import Snapshot
@@ -25,13 +26,12 @@ from pyiceberg.table.update import (
 from lakebook import failpoints
 from lakebook.errors import NotAccepted
 from lakebook.iceberg.incoming import ACCEPTED, Incoming, ReadSnapshot, operation_of
-from lakebook.iceberg.manifests import live_entries, read_manifest_list
 from lakebook.iceberg.partitioning import order_to_json, spec_to_json
 from lakebook.iceberg.publishing import Publisher, Work, files_only_of
-from lakebook.iceberg.schemas import check_fields, schema_to_json
+from lakebook.iceberg.schemas import MAX_FIELD_ID, can_promote, check_fields, schema_to_json, walk
 from lakebook.iceberg.table_metadata import schema_for, with_log
 from lakebook.names import shown
-from lakebook.registry.outside import NewShape, OutsideCommit, Step, VersionsPending, last_commit_at, rows_of_paths
+from lakebook.registry.outside import NewShape, OutsideCommit, Step, known_metadata, last_commit_at, rows_of_paths
 from lakebook.registry.publishing import (
     MANIFEST,
     MANIFEST_LIST,
@@ -43,7 +43,7 @@ from lakebook.registry.publishing import (
     SnapshotRecord,
 )
 from lakebook.registry.table_files import CHUNK, NewFile, visible_deletes, visible_files
-from lakebook.registry.tables import TableRecord, current_table
+from lakebook.registry.tables import TableRecord
 
 _OPERATIONS = ("append", "overwrite", "delete", "replace")
 
@@ -117,29 +117,24 @@ class _Steps:
         if snapshot is None:
             return {}
         found: dict[str, ManifestEntry] = {}
-        for manifest in read_manifest_list(self._publisher.io, snapshot.manifest_list):
-            self._incoming.inside(manifest.manifest_path)
-            for entry in live_entries(self._publisher.io, manifest):
-                path = self._incoming.check_entry(self._on, entry)
-                if path in found:
-                    raise NotAccepted(f"the file {shown(path)} is listed twice", on=self._on)
-                found[path] = entry
+        manifests = self._incoming.listed(self._on, snapshot.manifest_list)
+        paths = [self._incoming.inside(manifest.manifest_path) for manifest in manifests]
+        known = self._registry.read_with(lambda reader: known_metadata(reader, paths))
+        for path, manifest in zip(paths, manifests, strict=True):
+            # What has been read before is read again with the quicker decoder.
+            for entry in self._incoming.entries(self._on, manifest, strange=path not in known):
+                if entry.status == ManifestEntryStatus.DELETED:
+                    continue
+                file = self._incoming.inside(entry.data_file.file_path)
+                if file in found:
+                    raise NotAccepted(f"the file {shown(file)} is listed twice", on=self._on)
+                found[file] = entry
         return found
 
-    def _require_whole(self, read: ReadSnapshot, expected: int) -> None:
-        """Refuse a snapshot that drops or doubles files without saying so."""
-        live = 0
-        for manifest in read.manifests:
-            if manifest.content == ManifestContent.DATA:
-                if manifest.added_files_count is None or manifest.existing_files_count is None:
-                    return
-                live += manifest.added_files_count + manifest.existing_files_count
-        if live != expected:
-            raise NotAccepted(
-                f"its manifests list {live} data files, and {expected} are left after what it adds and deletes",
-                on=self._on,
-                remedy="Load the table again and repeat the commit",
-            )
+    def _manifests_of(self, snapshot_id: int | None) -> list[ManifestFile]:
+        """The manifests of a snapshot that the metadata lists; none of one that it does not."""
+        snapshot = self._metadata.snapshot_by_id(snapshot_id) if snapshot_id is not None else None
+        return [] if snapshot is None else self._incoming.listed(self._on, snapshot.manifest_list)
 
     def _written(self, number: int, former: Pointer | None) -> tuple[str, int, list[str]]:
         location = self._store.uri(former.metadata_location) if former is not None else None
@@ -180,6 +175,7 @@ class Preparation(_Steps):
         now = self._publisher.clock.now_ms()
         last = self._registry.read_with(lambda reader: last_commit_at(reader, table))
         at = max(now, last + 1, base.last_updated_ms)
+        self._check_sequence()
         chain = self._chain()
         changes_shape = self._changes_shape()
         self._stamp(chain, at + changes_shape)
@@ -211,6 +207,7 @@ class Preparation(_Steps):
             self._metadata.last_updated_ms,
         )
         properties = self._property_changes()
+        unlisted = self._unlisted_statistics()
         publication = Publication(
             self._pointer.metadata_location,
             pointer,
@@ -229,12 +226,24 @@ class Preparation(_Steps):
             properties,
             self._branch_files,
             self._left(removed),
-            self._unlisted_statistics(),
+            unlisted,
             self._taken,
         )
         return Prepared(self._work, commit, self._metadata, self._store.uri(path))
 
     # --- the metadata ------------------------------------------------------------------
+
+    def _check_sequence(self) -> None:
+        """The sequence numbers of new snapshots follow those that there are, without a gap."""
+        expected = self._base.last_sequence_number
+        for snapshot in self._new():
+            self._incoming.check_snapshot(self._on, snapshot)
+            expected += 1
+            found = snapshot.sequence_number or 0
+            if found < expected:
+                raise CommitFailedException(f"Sequence number {found} has been used, the next one is {expected}")
+            if found > expected:
+                raise NotAccepted(f"sequence number {found} is too high, the next one is {expected}", on=self._on)
 
     def _chain(self) -> list[int]:
         """The new snapshots of `main`, the oldest first, where they follow one another from the present head."""
@@ -268,12 +277,9 @@ class Preparation(_Steps):
 
     def _stamp(self, chain: Sequence[int], at: int) -> None:
         """Give the snapshots of `main` the times of the versions they become."""
-        times = {ident: at + number for number, ident in enumerate(chain)}
-        if not chain:
-            # A snapshot that `main` jumps to has one version.
-            for update in self._updates:
-                if isinstance(update, SetSnapshotRefUpdate) and update.ref_name == MAIN_BRANCH:
-                    times[update.snapshot_id] = at
+        # Those of branches, and one that `main` jumps to, have the time of the commit.
+        times = {snapshot.snapshot_id: at for snapshot in self._new()}
+        times |= {ident: at + number for number, ident in enumerate(chain)}
         self._updates = [
             AddSnapshotUpdate(
                 snapshot=update.snapshot.model_copy(update={"timestamp_ms": times[update.snapshot.snapshot_id]})
@@ -302,7 +308,7 @@ class Preparation(_Steps):
             raise NotAccepted(f"its updates do not fit the table ({error})", on=self._on) from None
         if not isinstance(new, TableMetadataV2) or new.table_uuid != base.table_uuid:
             raise NotAccepted("a table keeps its uuid and format version 2", on=self._on, remedy=ACCEPTED)
-        check_fields(new.schema().fields)
+        self._check_schemas(new)
         log = list(new.snapshot_log)
         added = {snapshot.snapshot_id for snapshot in self._new()}
         if len(log) > len(base.snapshot_log) and log[-1].snapshot_id not in added:
@@ -315,6 +321,13 @@ class Preparation(_Steps):
                 "last_updated_ms": max(base.last_updated_ms, new.last_updated_ms, self._publisher.clock.now_ms()),
             }
         )
+
+    def _check_schemas(self, new: TableMetadataV2) -> None:
+        """Refuse fields that old files could not be read with."""
+        known = {schema.schema_id for schema in self._base.schemas}
+        for schema in new.schemas:
+            if schema.schema_id not in known:
+                check_shape(schema, None if self._is_replacement() else self._base.schema(), self._on)
 
     def _new(self) -> list[Snapshot]:
         return [update.snapshot for update in self._updates if isinstance(update, AddSnapshotUpdate)]
@@ -351,29 +364,20 @@ class Preparation(_Steps):
     def _read_main(self, chain: Sequence[int], version: int) -> None:
         old, new = self._base.current_snapshot_id, self._metadata.current_snapshot_id
         if chain:
-            files = self._file_count()
             for ident in chain:
                 version += 1
                 snapshot = self._metadata.snapshot_by_id(ident)
                 assert snapshot is not None
-                read = self._incoming.read_snapshot(self._on, snapshot, self._table_id)
-                step = self._step(read)
-                files += sum(not file.content for file in step.added) - self._removed_rows(read)
-                self._require_whole(read, files)
-                self._steps.append(step)
+                read = self._read(snapshot)
+                self._steps.append(self._step(read))
                 self._enter(read, version, version)
                 self._remember(ident, version)
         elif old != new or self._is_replacement():
             self._jump(version + 1)
 
-    def _file_count(self) -> int:
-        current = self._registry.read_with(lambda reader: current_table(reader, self._table))
-        if current.version != self._pointer.version:
-            raise VersionsPending
-        return current.file_count
-
-    def _removed_rows(self, read: ReadSnapshot) -> int:
-        return sum(entry.data_file.content == DataFileContent.DATA for entry in read.deleted)
+    def _read(self, snapshot: Snapshot) -> ReadSnapshot:
+        parent = self._manifests_of(snapshot.parent_snapshot_id)
+        return self._incoming.read_snapshot(self._on, snapshot, parent)
 
     def _remember(self, ident: int, version: int) -> None:
         self._records[ident] = replace(self._snapshots[-1], version=version, pinned_version=version)
@@ -412,8 +416,7 @@ class Preparation(_Steps):
             self._records[target.snapshot_id] = replace(record, version=version, pinned_version=version)
             self._left_files += self._left_by([target], ())
         if self._base.snapshot_by_id(target.snapshot_id) is None:
-            read = self._incoming.read_snapshot(self._on, target, self._table_id)
-            self._enter(read, version, version)
+            self._enter(self._read(target), version, version)
             self._remember(target.snapshot_id, version)
 
     def _visible(self) -> Iterator[str]:
@@ -451,11 +454,10 @@ class Preparation(_Steps):
             snapshot = self._metadata.snapshot_by_id(ident)
             if snapshot is None:
                 continue
-            read = self._incoming.read_snapshot(self._on, snapshot, self._table_id)
-            for entry in read.added:
-                path = self._incoming.check_entry(self._on, entry)
-                self._incoming.check_there(self._on, path, entry.data_file.file_size_in_bytes)
-                self._branch_files.append((path, entry.data_file.file_size_in_bytes))
+            read = self._read(snapshot)
+            files = [self._file(entry) for entry in read.added]
+            _require_unique([file.file_path for file in files], self._on)
+            self._branch_files += [(file.file_path, file.file_size) for file in files]
             parent = self._records.get(snapshot.parent_snapshot_id or 0)
             pinned = parent.pinned_version if parent is not None else self._pointer.version
             self._enter(read, None, pinned)
@@ -491,17 +493,27 @@ class Preparation(_Steps):
 class Creation(_Steps):
     """A table that begins with metadata of somebody else."""
 
-    def __init__(self, publisher: Publisher, work: Work, metadata: TableMetadataV2, place: str) -> None:
+    def __init__(
+        self, publisher: Publisher, work: Work, metadata: TableMetadataV2, place: str, *, is_new: bool
+    ) -> None:
         super().__init__(publisher, work, f"table {metadata.table_uuid}", 0, metadata)
         self._place = place
+        self._is_new = is_new
 
     def finish(self) -> Prepared:
         """Everything that the transaction needs; the metadata file is written."""
         metadata = self._metadata
+        self._check()
         named = {ref.snapshot_id for ref in metadata.refs.values()}
+        now = self._publisher.clock.now_ms()
+        shapes = later_shapes(metadata)
         kept = [snapshot for snapshot in metadata.snapshots if snapshot.snapshot_id in named]
         log = [entry for entry in metadata.snapshot_log if entry.snapshot_id in named]
-        now = self._publisher.clock.now_ms()
+        if self._is_new:
+            # Its rows are of a version that it has from its beginning.
+            at = now + len(shapes)
+            kept = [snapshot.model_copy(update={"timestamp_ms": at}) for snapshot in kept]
+            log = [entry.model_copy(update={"timestamp_ms": at}) for entry in log]
         properties = {"gc.enabled": "false", **metadata.properties}
         self._metadata = metadata.model_copy(
             update={
@@ -515,7 +527,6 @@ class Creation(_Steps):
                 "last_updated_ms": max(metadata.last_updated_ms, now),
             }
         )
-        shapes = later_shapes(self._metadata)
         steps = self._read_files(len(shapes))
         path, _, _ = self._written(0, None)
         self._files += [
@@ -543,6 +554,24 @@ class Creation(_Steps):
         commit = OutsideCommit(0, now, publication, shapes, steps, {}, self._branch_files)
         return Prepared(self._work, commit, self._metadata, self._store.uri(path))
 
+    def _check(self) -> None:
+        """Refuse metadata that contradicts itself, or whose numbers no engine could use."""
+        metadata = self._metadata
+        known = {snapshot.snapshot_id for snapshot in metadata.snapshots}
+        named = {ref.snapshot_id for ref in metadata.refs.values()}
+        current = metadata.current_snapshot_id
+        main = metadata.refs.get(MAIN_BRANCH)
+        if len(known) != len(metadata.snapshots) or not named <= known:
+            raise NotAccepted("its branches and tags name other snapshots than it has", on=self._on)
+        if (main.snapshot_id if main is not None else None) != current:
+            raise NotAccepted("its current snapshot is not that of the branch main", on=self._on)
+        for snapshot in metadata.snapshots:
+            self._incoming.check_snapshot(self._on, snapshot)
+            if (snapshot.sequence_number or 0) > metadata.last_sequence_number:
+                raise NotAccepted("a snapshot has a higher sequence number than the table", on=self._on)
+        if not 0 <= metadata.last_sequence_number < 2**48:
+            raise NotAccepted("its last sequence number is impossible", on=self._on)
+
     def _read_files(self, version: int) -> list[Step]:
         main = self._metadata.current_snapshot()
         live = self._live(main)
@@ -553,7 +582,7 @@ class Creation(_Steps):
             summary = dict(main.summary.additional_properties) if main.summary is not None else {}
             steps.append(Step("append", added, (), {}, summary))
         for snapshot in self._metadata.snapshots:
-            read = self._incoming.read_snapshot(self._on, snapshot, 0)
+            read = self._incoming.read_snapshot(self._on, snapshot, None)
             is_main = main is not None and snapshot.snapshot_id == main.snapshot_id
             self._enter(read, version if is_main else None, version)
             if not is_main:
@@ -568,6 +597,22 @@ class Creation(_Steps):
             unique.setdefault(file.file_path, file)
         self._files = list(unique.values())
         return steps
+
+
+def check_shape(schema: Schema, before: Schema | None, on: str) -> None:
+    """Refuse a schema that Lakebook cannot have, or that gives a field another type than its files have."""
+    check_fields(schema.fields)
+    fields = {field.field_id: field for _, field, _ in walk(schema.fields)}
+    if any(not 0 < ident <= MAX_FIELD_ID for ident in fields):
+        raise NotAccepted("a field has an impossible id", on=on)
+    for _, field, _ in walk(before.fields) if before is not None else ():
+        same = fields.get(field.field_id)
+        if same is None:
+            continue
+        old, new = field.field_type, same.field_type
+        plain = old.is_primitive and new.is_primitive
+        if (plain and old != new and not can_promote(old, new)) or (not plain and type(old) is not type(new)):
+            raise NotAccepted(f"the field {field.field_id} cannot change from {old} to {new}", on=on)
 
 
 def earlier_specs(metadata: TableMetadataV2) -> list[PartitionSpec]:

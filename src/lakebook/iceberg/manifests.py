@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 from pydantic_core import to_json
 from pyiceberg.avro.codecs import AVRO_CODEC_KEY
+from pyiceberg.avro.codecs.deflate import DeflateCodec
 from pyiceberg.avro.decoder import StreamingBinaryDecoder, new_decoder
 from pyiceberg.avro.encoder import BinaryEncoder
 from pyiceberg.avro.file import MAGIC, META_SCHEMA, SYNC_SIZE, AvroFileHeader
@@ -68,6 +69,8 @@ MOST_MERGED = 50_000
 
 _VERSION: Literal[2] = 2
 _AVRO_SCHEMA = "avro.schema"
+# Bytes that a block of somebody else's may become.
+_MOST_BLOCK = 256 * 1024**2
 _CUT = 16
 _PATH_FIELD = 2_147_483_546
 _BLOCK_ENTRIES = 500
@@ -405,12 +408,13 @@ def _numbered(manifest: ManifestFile, snapshot_id: int, sequence_number: int) ->
 # --- reading -------------------------------------------------------------------
 
 
-def entries_of(io: FileIO, manifest: ManifestFile) -> Iterator[ManifestEntry]:
+def entries_of(io: FileIO, manifest: ManifestFile, *, strange: bool = False) -> Iterator[ManifestEntry]:
     """All entries of a manifest, deleted ones too, with what they inherit from it.
 
-    The sequence numbers of a manifest that is not in a list yet are not known: they stay none.
+    The sequence numbers of a manifest that is not in a list yet are not known: they stay none. One that
+    a stranger wrote is read with a decoder that never looks behind its data.
     """
-    return (entry for entry, _ in _entries(io, manifest))
+    return (entry for entry, _ in _entries(io, manifest, strange=strange))
 
 
 def live_entries(io: FileIO, manifest: ManifestFile) -> Iterator[ManifestEntry]:
@@ -418,20 +422,20 @@ def live_entries(io: FileIO, manifest: ManifestFile) -> Iterator[ManifestEntry]:
     return (entry for entry, _ in _entries(io, manifest) if entry.status != _DELETED)
 
 
-def read_manifest_list(io: FileIO, location: str) -> list[ManifestFile]:
+def read_manifest_list(io: FileIO, location: str, *, strange: bool = False) -> list[ManifestFile]:
     """The manifests of a snapshot."""
     source = _AvroInput(io, location)
     types: dict[int, Any] = {-1: ManifestFile, 508: PartitionFieldSummary}
     reader = resolve_reader(source.schema, MANIFEST_LIST_FILE_SCHEMAS[_VERSION], types, {517: ManifestContent})
     found = []
     for count, block in source.blocks():
-        decoder = new_decoder(block)
+        decoder = _decoder_of(block, strange)
         found += [reader.read(decoder) for _ in range(count)]
     return found
 
 
 def _entries(
-    io: FileIO, manifest: ManifestFile, described: str | None = None
+    io: FileIO, manifest: ManifestFile, described: str | None = None, *, strange: bool = False
 ) -> Iterator[tuple[ManifestEntry, bytes | None]]:
     """All entries of a manifest, each with its data file as bytes if the manifest is of this Avro schema."""
     source = _AvroInput(io, manifest.manifest_path)
@@ -440,7 +444,7 @@ def _entries(
     reader = resolve_reader(source.schema, MANIFEST_ENTRY_SCHEMAS[_VERSION], types, enums)
     total = 0
     for count, block in source.blocks():
-        decoder = new_decoder(block)
+        decoder = _decoder_of(block, strange)
         for _ in range(count):
             start = decoder.tell()
             entry: ManifestEntry = reader.read(decoder)
@@ -453,6 +457,10 @@ def _entries(
         total += count
     if total != _live(manifest) + (manifest.deleted_files_count or 0):
         raise ObjectTruncated(f"it has {total} entries, and not those it was listed with", on=manifest.manifest_path)
+
+
+def _decoder_of(block: bytes, strange: bool) -> Any:
+    return StreamingBinaryDecoder(block) if strange else new_decoder(block)
 
 
 def _inherit(entry: ManifestEntry, manifest: ManifestFile) -> None:
@@ -702,6 +710,8 @@ class _AvroInput:
             self._data = stream.read()
         # The fast decoder does not see where the data ends.
         self._decoder = StreamingBinaryDecoder(self._data)
+        if self._data[: len(MAGIC)] != MAGIC:
+            raise ObjectTruncated("it is not an Avro file", on=location)
         with self._whole():
             self._header: AvroFileHeader = construct_reader(META_SCHEMA, {-1: AvroFileHeader}).read(self._decoder)
         self.schema = self._header.get_schema()
@@ -709,14 +719,26 @@ class _AvroInput:
 
     def blocks(self) -> Iterator[tuple[int, bytes]]:
         """The blocks, each with the number of records in it."""
-        codec = self._header.compression_codec()
         while self._decoder.tell() < len(self._data):
             with self._whole():
                 count, block = self._decoder.read_int(), self._decoder.read_bytes()
                 sync = self._decoder.read(SYNC_SIZE)
             if sync != self._header.sync:
                 raise ObjectTruncated("its blocks do not fit together", on=self._location)
-            yield count, codec.decompress(block) if codec else block
+            yield count, self._decompressed(block)
+
+    def _decompressed(self, block: bytes) -> bytes:
+        codec = self._header.compression_codec()
+        if codec is None:
+            return block
+        if codec is not DeflateCodec:
+            return codec.decompress(block)
+        # Bounded: a small block can claim to be a very large one.
+        unpacker = zlib.decompressobj(wbits=-15)
+        data = unpacker.decompress(block, _MOST_BLOCK)
+        if unpacker.unconsumed_tail:
+            raise ObjectTruncated("a block is too large", on=self._location)
+        return data
 
     @contextmanager
     def _whole(self) -> Iterator[None]:

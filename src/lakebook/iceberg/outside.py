@@ -17,7 +17,7 @@ from typing import Any
 from pyiceberg.catalog import MetastoreCatalog
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
 from pyiceberg.exceptions import ValidationError as IcebergError
-from pyiceberg.manifest import ManifestContent, ManifestEntryStatus, ManifestFile
+from pyiceberg.manifest import ManifestContent, ManifestEntry, ManifestEntryStatus, ManifestFile
 from pyiceberg.table.metadata import TableMetadataV2
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import Operation, Snapshot, Summary
@@ -40,14 +40,14 @@ from pyiceberg.table.update import (
 
 from lakebook import failpoints
 from lakebook.errors import CommitAborted, CommitOutcomeUnknown, FilesChanged, NotAccepted
-from lakebook.iceberg.commit_steps import Creation, Preparation, Prepared, earlier_specs
+from lakebook.iceberg.commit_steps import Creation, Preparation, Prepared, check_shape, earlier_specs
 from lakebook.iceberg.incoming import ACCEPTED, Incoming, operation_of
-from lakebook.iceberg.manifests import entries_of, only_added, read_manifest_list, write_manifest_list
+from lakebook.iceberg.manifests import only_added, read_manifest_list, write_manifest_list
 from lakebook.iceberg.partitioning import order_to_json, spec_to_json
 from lakebook.iceberg.publishing import Publisher, Work, default_location, require_published
-from lakebook.iceberg.schemas import check_fields, schema_to_json
+from lakebook.iceberg.schemas import schema_to_json
 from lakebook.iceberg.table_metadata import parse_metadata, schema_for, with_totals
-from lakebook.names import shown
+from lakebook.names import check_text, shown
 from lakebook.registry.leases import leases_of
 from lakebook.registry.outside import VersionsPending, apply_outside, flip_commit, hold_back
 from lakebook.registry.publishing import (
@@ -57,7 +57,7 @@ from lakebook.registry.publishing import (
     SnapshotRecord,
     snapshots_of,
 )
-from lakebook.registry.tables import NewTable, TableRecord, create_table
+from lakebook.registry.tables import NewTable, TableRecord, create_table, require_free_name
 from lakebook.registry.transactions import Transaction
 
 _MOST_ATTEMPTS = 30
@@ -189,18 +189,22 @@ class Committer:
         (adding,) = [update for update in updates if isinstance(update, AddSnapshotUpdate)]
         snapshot = adding.snapshot
         self._incoming.inside(snapshot.manifest_list)
+        on = f"table {base.table_uuid}"
         theirs = [
             manifest
-            for manifest in read_manifest_list(publisher.io, snapshot.manifest_list)
+            for manifest in self._incoming.listed(on, snapshot.manifest_list)
             if manifest.added_snapshot_id == snapshot.snapshot_id
         ]
+        files: list[ManifestEntry] = []
         manifests = read_manifest_list(publisher.io, head.manifest_list) if head is not None else []
         specs = {spec.spec_id: spec for spec in base.partition_specs}
         for manifest in theirs:
             self._incoming.inside(manifest.manifest_path)
             if manifest.content != ManifestContent.DATA:
                 raise CommitFailedException("The table was changed meanwhile")
-            mine = [entry for entry in entries_of(publisher.io, manifest) if entry.snapshot_id == snapshot.snapshot_id]
+            entries = self._incoming.entries(on, manifest)
+            mine = [entry for entry in entries if entry.snapshot_id == snapshot.snapshot_id]
+            files += mine
             if any(entry.status != ManifestEntryStatus.ADDED for entry in mine):
                 raise CommitFailedException("The table was changed meanwhile")
             if not manifest.has_existing_files() and not manifest.deleted_files_count:
@@ -220,6 +224,11 @@ class Committer:
         size = write_manifest_list(publisher.io, location, snapshot.snapshot_id, parent, sequence, manifests)
         work.written.append(MetadataFile(path, MANIFEST_LIST, size))
         summary = dict(snapshot.summary.additional_properties) if snapshot.summary is not None else {}
+        summary |= {
+            "added-data-files": str(len(files)),
+            "added-records": str(sum(entry.data_file.record_count for entry in files)),
+            "added-files-size": str(sum(entry.data_file.file_size_in_bytes for entry in files)),
+        }
         former = head.summary.additional_properties if head is not None and head.summary is not None else None
         moved = snapshot.model_copy(
             update={
@@ -237,6 +246,12 @@ class Committer:
         for update in updates:
             if isinstance(update, UpgradeFormatVersionUpdate) and update.format_version > 2:
                 raise NotAccepted(f"format version {update.format_version} is not taken", on=on, remedy=ACCEPTED)
+            if isinstance(update, AddSnapshotUpdate):
+                self._incoming.check_snapshot(on, update.snapshot)
+            if isinstance(update, SetSnapshotRefUpdate):
+                if update.ref_name == MAIN_BRANCH and str(update.type) not in ("branch", "SnapshotRefType.BRANCH"):
+                    raise NotAccepted("main is a branch, and cannot be a tag", on=on)
+                check_text("ref", update.ref_name)
             if isinstance(update, SetLocationUpdate):
                 self._incoming.inside_folder(update.location)
             if isinstance(update, SetPropertiesUpdate):
@@ -305,20 +320,21 @@ class Committer:
             built = update_table_metadata(
                 MetastoreCatalog._empty_table_metadata(), tuple(updates), enforce_validation=True
             )
-        except (IcebergError, ValueError, TypeError, KeyError) as error:
-            raise NotAccepted(f"its updates do not make a table ({error})", on=on) from None
+        except (IcebergError, ValueError, TypeError, LookupError, AttributeError, StopIteration) as error:
+            raise NotAccepted(f"its updates do not make a table ({type(error).__name__}: {error})", on=on) from None
         if not isinstance(built, TableMetadataV2):
             raise NotAccepted("it has not format version 2", on=on, remedy=ACCEPTED)
-        return self.enter_new(namespace, name, built)
+        return self.enter_new(namespace, name, built, is_new=True)
 
-    def enter_new(self, namespace: str, name: str, metadata: TableMetadataV2) -> tuple[TableMetadataV2, str]:
-        """Enter a table that begins with this metadata."""
+    def enter_new(
+        self, namespace: str, name: str, metadata: TableMetadataV2, *, is_new: bool = False
+    ) -> tuple[TableMetadataV2, str]:
+        """Enter a table that begins with this metadata; if `is_new`, with its first snapshot's time now."""
         publisher = self._publisher
+        self._registry.read_with(lambda reader: require_free_name(reader, namespace, name))
         on = f"table {namespace}.{name}"
         place = self._incoming.inside_folder(metadata.location) if metadata.location else ""
-        check_fields(metadata.schema().fields)
-        for snapshot in metadata.snapshots:
-            self._incoming.inside(snapshot.manifest_list)
+        check_shape(metadata.schema(), None, on)
         wanted = NewTable(
             namespace,
             name,
@@ -336,18 +352,14 @@ class Committer:
         self.check_given(on, wanted.properties)
         place = place or default_location(str(metadata.table_uuid))
         with as_iceberg_says(), Work(publisher, 0, place) as work:
-            made = Creation(publisher, work, metadata, place).finish()
+            made = Creation(publisher, work, metadata, place, is_new=is_new).finish()
             grace = publisher.settings.published_grace
 
             def apply(transaction: Transaction) -> None:
-                table = create_table(transaction, wanted, work.commit_id)
+                table = create_table(transaction, wanted, work.commit_id, made.commit.at - 1)
                 commit = made.commit
                 pointer = replace(commit.publication.pointer, table_id=table.id)
-                commit = replace(
-                    commit,
-                    at=max(commit.at, transaction.time_of(table.object_id) + 1),
-                    publication=replace(commit.publication, pointer=pointer),
-                )
+                commit = replace(commit, publication=replace(commit.publication, pointer=pointer))
                 apply_outside(transaction, table, commit, work.commit_id, grace, _DEBT)
 
             work.commit(apply)

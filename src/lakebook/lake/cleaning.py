@@ -272,16 +272,24 @@ class Cleaner:
             return []
         table, pointer, needed = found
         try:
-            refs = lake.publisher.load(pointer).refs
-            # The branch `main` would move on, if a file of its snapshot has ended since.
-            named = {ref.snapshot_id for name, ref in refs.items() if name != MAIN}
+            metadata = lake.publisher.load(pointer)
         except LakebookError as error:
             result.failed.append((table.shown, str(error)))
             return []
+        # The branch `main` would move on, if a file of its snapshot has ended since.
+        named = {ref.snapshot_id for name, ref in metadata.refs.items() if name != MAIN}
+        # Of a branch or a tag, all that leads to it stays.
+        above = {item.snapshot_id: item.parent_snapshot_id for item in metadata.snapshots}
+        reached: set[int | None] = {None}
+        for at in {ref.snapshot_id for ref in metadata.refs.values()}:
+            ident: int | None = at
+            while ident not in reached:
+                reached.add(ident)
+                ident = above.get(ident) if ident is not None else None
         return [
             row.snapshot_id
             for row in rows
-            if row.version is not None and row.version < needed and row.snapshot_id not in named
+            if row.pinned_version < needed and row.snapshot_id not in (named if row.version is not None else reached)
         ]
 
     # --- files ---------------------------------------------------------------------

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from lakebook import failpoints
 from lakebook.errors import CorruptFooter, LakebookError, ObjectNotFound
-from lakebook.iceberg.arrow_files import file_schema, has_field_ids
+from lakebook.iceberg.arrow_files import check_readable_as, file_schema, has_field_ids
 from lakebook.iceberg.bounds import ColumnBounds
 from lakebook.iceberg.partitioning import partition_from_json
 from lakebook.iceberg.schemas import leaf_fields
@@ -109,10 +109,9 @@ def _statistics(reader: Reader, table_id: int, row, opened, columns) -> tuple[tu
         partitions = partition_stats(
             spec, with_columns, partition_from_json(spec, with_columns, row["partition_values"])
         )
-    try:
-        laid_out = footer_columns(opened, file_schema(columns, schema))
-    except LakebookError:
-        laid_out = None
+    given = file_schema(columns, schema)
+    check_readable_as(given, schema)
+    laid_out = footer_columns(opened, given)
     if laid_out is None:
         return partitions, False
     stats = stats_from_footer(laid_out)

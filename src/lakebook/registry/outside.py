@@ -15,8 +15,12 @@ from lakebook.registry.changes import insert_new, row_of, update_row
 from lakebook.registry.commits import COMMIT_OPEN
 from lakebook.registry.file_stats import all_stats_of
 from lakebook.registry.publishing import (
+    METADATA,
     OF_BRANCHES,
     SNAPSHOTS,
+    STATISTICS,
+    SUPERSEDED,
+    UNLISTED,
     PointerMoved,
     Publication,
     enter_snapshots,
@@ -156,6 +160,7 @@ def apply_outside(
     if made.versions and version != made.version:
         raise VersionsPending
     require_pointer(transaction, table.id, made.publication)
+    _require_new_metadata(transaction, table, made.publication)
     moment = made.at
     if made.versions and not transaction.set_time(table.object_id, moment):
         raise PointerMoved("the table was changed meanwhile")
@@ -174,8 +179,8 @@ def apply_outside(
     if made.taken is not None:
         _take_snapshot(transaction, table, *made.taken)
     remove_snapshots(transaction, table, made.publication.removed, grace)
-    retire_metadata(transaction, made.publication.superseded, "metadata superseded", grace)
-    retire_metadata(transaction, made.unlisted, "no snapshot lists it", grace)
+    retire_metadata(transaction, table.id, made.publication.superseded, SUPERSEDED, grace, METADATA)
+    retire_metadata(transaction, table.id, made.unlisted, UNLISTED, grace, STATISTICS)
     return version + made.versions
 
 
@@ -269,22 +274,43 @@ def _live_ids(transaction: Transaction, table: TableRecord, paths: Sequence[str]
     return ids
 
 
+_USES = (
+    (METADATA_AMONG, "it is a metadata file"),
+    (SEGMENTS_AMONG, "it is a topic's segment"),
+    (RANGES_AMONG, "it is a view's"),
+)
+_NEW_FILES = "Write new files under the table's location"
+
+
+def _require_unused(transaction: Transaction, table: TableRecord, listed: Any) -> None:
+    for statement, what in _USES:
+        if transaction.one(statement, listed) is not None:
+            raise PathInUse(what, on=table.shown, remedy=_NEW_FILES)
+    if any(row[1] != table.id for row in transaction.all(OF_BRANCHES, listed)):
+        raise PathInUse("it is a file of another table's branch", on=table.shown, remedy=_NEW_FILES)
+
+
 def _require_free(transaction: Transaction, table: TableRecord, files: Sequence[NewFile]) -> None:
     """Refuse files that are in use already, by this table or by anything else."""
     for chunk in chunks(file.file_path for file in files):
         listed = transaction.listed(chunk)
+        _require_unused(transaction, table, listed)
         for statement, what in (
             (ROWS_BY_PATH, "it is or was a file of a table"),
             (WAITING, "it waits for its removal"),
-            (METADATA_AMONG, "it is a metadata file"),
-            (SEGMENTS_AMONG, "it is a topic's segment"),
-            (RANGES_AMONG, "it is a view's"),
         ):
-            found = transaction.one(statement, listed)
-            if found is not None:
-                raise PathInUse(what, on=table.shown, remedy="Write new files under the table's location")
-        if any(row[1] != table.id for row in transaction.all(OF_BRANCHES, listed)):
-            raise PathInUse("it is a file of another table's branch", on=table.shown)
+            if transaction.one(statement, listed) is not None:
+                raise PathInUse(what, on=table.shown, remedy=_NEW_FILES)
+
+
+def _require_new_metadata(transaction: Transaction, table: TableRecord, made: Publication) -> None:
+    """Refuse metadata files that are in use already, as whatever."""
+    for chunk in chunks(file.file_path for file in made.files):
+        listed = transaction.listed(chunk)
+        _require_unused(transaction, table, listed)
+        for statement in (ROWS_BY_PATH, WAITING, OF_BRANCHES):
+            if transaction.one(statement, listed) is not None:
+                raise PathInUse("a metadata file is something else already", on=table.shown, remedy=_NEW_FILES)
 
 
 def _revived(transaction: Transaction, table: TableRecord, wanted: Mapping[str, int | None]) -> list[NewFile]:
@@ -340,8 +366,12 @@ def _enter_branch_files(transaction: Transaction, table: TableRecord, files: Seq
     now = transaction.clock.now_ms()
     for chunk in chunks(files):
         listed = transaction.listed([path for path, _ in chunk])
+        _require_unused(transaction, table, listed)
+        # A branch may have files of main's; its row pins them.
+        rows = [row_of(schema.table_files, row) for row in transaction.all(ROWS_BY_PATH, listed)]
+        if any(row["table_id"] != table.id for row in rows):
+            raise PathInUse("it is a file of another table", on=table.shown, remedy=_NEW_FILES)
         taken = {row[0] for row in transaction.all(OF_BRANCHES, listed)}
-        taken |= {row_of(schema.table_files, row)["file_path"] for row in transaction.all(ROWS_BY_PATH, listed)}
         if any(state == "deleting" for _, state in transaction.all(WAITING, listed)):
             raise FilesChanged("files of the branch are being deleted", on=table.shown)
         transaction.run(TAKE_BACK, listed)

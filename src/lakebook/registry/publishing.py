@@ -116,9 +116,7 @@ INSERT_LISTING = insert_into(schema.snapshot_manifests)
 
 
 def _files_among(database: str) -> sa.Select[Any]:
-    return sa.select(_x.file_path, _x.file_size, _x.first_file_id, _x.last_file_id).where(
-        among(_x.file_path, "paths", database)
-    )
+    return sa.select(_x.file_path, _x.file_size, _x.table_id, _x.kind).where(among(_x.file_path, "paths", database))
 
 
 FILES_AMONG = Statement(_files_among(SQLITE), "paths", postgresql=_files_among(POSTGRESQL))
@@ -464,7 +462,7 @@ def publish_metadata(transaction: Transaction, table: TableRecord, made: Publica
     enter_snapshots(transaction, table, made)
     remove_snapshots(transaction, table, made.removed, grace)
     leave_branches(transaction, table, made.left, grace)
-    retire_metadata(transaction, made.superseded, SUPERSEDED, grace)
+    retire_metadata(transaction, table.id, made.superseded, SUPERSEDED, grace, METADATA)
 
 
 def require_pointer(transaction: Transaction, table_id: int, made: Publication) -> None:
@@ -538,8 +536,9 @@ def remove_snapshots(transaction: Transaction, table: TableRecord, ids: Sequence
     kept: set[str] = set()
     for chunk in chunks(sorted(listed)):
         kept |= {row[0] for row in transaction.all(STILL_LISTED, transaction.listed(chunk))}
-    lists = [row["manifest_list"] for row in gone]
-    retire_metadata(transaction, sorted({*lists, *(listed - kept)}), UNLISTED, grace)
+    needed = {row["manifest_list"] for row in rows if row["snapshot_id"] not in wanted}
+    lists = {row["manifest_list"] for row in gone} - needed
+    retire_metadata(transaction, table.id, sorted(lists | (listed - kept)), UNLISTED, grace)
 
 
 def leave_branches(transaction: Transaction, table: TableRecord, paths: Sequence[str], grace: float) -> None:
@@ -556,14 +555,25 @@ def leave_branches(transaction: Transaction, table: TableRecord, paths: Sequence
         add_temporary_files(transaction, [item for item in found if item[0] not in versioned], LEFT_BRANCH, now, grace)
 
 
-def retire_metadata(transaction: Transaction, paths: Iterable[str], reason: str, grace: float) -> None:
-    """Let Iceberg's own files go, after the grace for published ones."""
+def retire_metadata(
+    transaction: Transaction,
+    table_id: int,
+    paths: Iterable[str],
+    reason: str,
+    grace: float,
+    kind: str | None = None,
+) -> None:
+    """Let Iceberg's own files of a table go, after the grace for published ones."""
     now = transaction.clock.now_ms()
     for chunk in chunks(paths):
-        listed = transaction.listed(chunk)
-        found = [(row[0], row[1]) for row in transaction.all(FILES_AMONG, listed)]
-        transaction.run(FORGET_FILES, listed)
-        add_temporary_files(transaction, found, reason, now, grace)
+        found = [
+            (path, size)
+            for path, size, owner, what in transaction.all(FILES_AMONG, transaction.listed(chunk))
+            if owner == table_id and kind in (None, what)
+        ]
+        if found:
+            transaction.run(FORGET_FILES, transaction.listed([path for path, _ in found]))
+            add_temporary_files(transaction, found, reason, now, grace)
 
 
 def metadata_files(reader: Reader, table_id: int) -> list[str]:

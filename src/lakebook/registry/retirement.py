@@ -428,7 +428,7 @@ def _empty_dropped(
         retired = _retire(transaction, table, files, pointer, DROPPED, grace, ending)
         number, size, looked = number + len(retired), size + _size(retired), looked + len(files)
     metadata = transaction.all(FILES_OF_TABLE, table_id, CHUNK - looked)
-    retire_metadata(transaction, [row[0] for row in metadata], DROPPED, grace.after_publishing)
+    retire_metadata(transaction, table_id, [row[0] for row in metadata], DROPPED, grace.after_publishing)
     number, size = number + len(metadata), size + sum(row[1] for row in metadata)
     looked += len(metadata)
     if not looked and transaction.one(ANY_FILE, table_id) is None:

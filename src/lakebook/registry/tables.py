@@ -122,7 +122,7 @@ ANY_TABLE_OF = Statement(
     sa.select(_t.id).where(_t.namespace_id == bind("of_namespace")).limit(ONE).offset(ZERO), "of_namespace"
 )
 SET_NAMESPACE_PROPERTIES = Statement(
-    sa.update(schema.namespaces).where(_n.name == bind("of_name")).values(properties=bind("given", sa.Text)),
+    sa.update(schema.namespaces).where(_n.name == bind("of_name")).values(properties=bind("given", _n.properties.type)),
     "given",
     "of_name",
 )
@@ -136,6 +136,10 @@ GET_METADATA = Statement(
 )
 LIST_METADATA = Statement(
     sa.select(schema.table_metadata).where(_m.table_id == bind("of_table")).order_by(_m.schema_version), "of_table"
+)
+LIVE_UUID = Statement(
+    sa.select(_t.id).where(_t.table_uuid == bind("of_uuid"), _t.deleted_at.is_(None)).limit(ONE).offset(ZERO),
+    "of_uuid",
 )
 INSERT_HORIZON = insert_into(schema.table_horizons)
 INSERT_VERSION = insert_into(schema.table_versions)
@@ -312,11 +316,17 @@ def _shared_namespace(transaction: Transaction, name: str) -> int:
 # --- tables --------------------------------------------------------------------
 
 
-def create_table(transaction: Transaction, wanted: NewTable, commit_id: str) -> TableRecord:
-    """Create a table at version 0, without files."""
+def create_table(transaction: Transaction, wanted: NewTable, commit_id: str, at: int | None = None) -> TableRecord:
+    """Create a table at version 0, without files; `at` is its time, where that was chosen before."""
     namespace_id = _shared_namespace(transaction, wanted.namespace)
-    _require_free(transaction, wanted.namespace, wanted.name)
-    object_id = transaction.create_object("table")
+    require_free_name(transaction, wanted.namespace, wanted.name)
+    if wanted.table_uuid is not None and transaction.one(LIVE_UUID, wanted.table_uuid) is not None:
+        raise TableAlreadyExists(
+            "it is here already, under another name",
+            on=f"table {wanted.namespace}.{wanted.name}",
+            remedy="Rename that one",
+        )
+    object_id = transaction.create_object("table", at)
     now = transaction.time_of(object_id)
     row = {
         "object_id": object_id,
@@ -374,8 +384,9 @@ def create_table(transaction: Transaction, wanted: NewTable, commit_id: str) -> 
     return table_from(found)
 
 
-def _require_free(transaction: Transaction, namespace: str, name: str) -> None:
-    if transaction.one(GET_TABLE, namespace, name) is not None:
+def require_free_name(reader: Reader, namespace: str, name: str) -> None:
+    """Refuse a name that a live table has."""
+    if reader.one(GET_TABLE, namespace, name) is not None:
         raise TableAlreadyExists(
             f"a table {name!r} exists already", on=f"table {namespace}.{name}", remedy="Choose another name"
         )
@@ -417,7 +428,7 @@ def rename_table(transaction: Transaction, table: TableRecord, namespace: str, n
     namespace_id = _shared_namespace(transaction, namespace)
     row = locked_table(transaction, table)
     if (row["namespace_id"], row["name"]) != (namespace_id, name):
-        _require_free(transaction, namespace, name)
+        require_free_name(transaction, namespace, name)
         now = transaction.time_of(table.object_id)
         changes = {"namespace_id": namespace_id, "name": name, "updated_at": now}
         update_row(transaction, table.object_id, schema.tables, row, changes)

@@ -187,9 +187,9 @@ class Transaction(Reader):
             # Read under the lock, so that times per object never run backwards.
             self._locked[object_id] = _Locked(row[0], max(self.clock.now_ms(), row[1] + 1), row[1])
 
-    def create_object(self, kind: str) -> int:
+    def create_object(self, kind: str, at: int | None = None) -> int:
         """A new lake object, which nobody else can see yet."""
-        now = self.clock.now_ms()
+        now = self.clock.now_ms() if at is None else at
         row = self.one(INSERT_OBJECT, kind, now)
         assert row is not None
         self._locked[row[0]] = _Locked(0, now)
