@@ -269,8 +269,8 @@ def _in_turns(kind: str, tables: Mapping[str, Table], data: pa.Table, number: in
     taken: dict[str, list[float]] = {mode: [] for mode in tables}
     for count in range(_WARMING + number):
         say("publishing: off, async and sync in turns", count, number)
-        for mode, table in tables.items() if count % 2 else reversed(tables.items()):
-            taken[mode].append(timed(lambda: table.insert_arrow(data))[0])  # noqa: B023 - called at once
+        for mode in _MODES if count % 2 else reversed(_MODES):
+            taken[mode].append(timed(lambda: tables[mode].insert_arrow(data))[0])  # noqa: B023 - called at once
     off, later, now = (latency(taken[mode][_WARMING:]).p50 for mode in _MODES)
     name = "p50 of an insert, published"
     yield Result(f"{name} async, beside off", kind, number, later, off, "ms", at_most=1.1)

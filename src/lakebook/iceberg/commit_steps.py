@@ -486,7 +486,11 @@ class Preparation(_Steps):
             return {self._incoming.inside(item.statistics_path) for item in items}
 
         before, after = paths(self._base), paths(self._metadata)
-        self._files += [MetadataFile(path, STATISTICS, self._store.size(path) or 0) for path in sorted(after - before)]
+        for path in sorted(after - before):
+            size = self._incoming.size_of(path)
+            if size is None:
+                raise NotAccepted(f"the statistics file {shown(path)} is not there", on=self._on)
+            self._files.append(MetadataFile(path, STATISTICS, size))
         return sorted(before - after)
 
 

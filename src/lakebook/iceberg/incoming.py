@@ -25,7 +25,7 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.snapshots import Snapshot
 
-from lakebook.errors import InvalidInput, LakebookError, NotAccepted, PathOutsideWarehouse
+from lakebook.errors import InvalidInput, LakebookError, NotAccepted, PathOutsideWarehouse, StorageRefused
 from lakebook.iceberg.manifests import entries_of, live_entries, read_manifest_list
 from lakebook.iceberg.partitioning import partition_path, partition_to_json
 from lakebook.iceberg.publishing import Publisher
@@ -226,10 +226,17 @@ class Incoming:
                 on=on,
                 remedy="Write files under the table's location",
             )
-        found = self._store.size(path)
+        found = self.size_of(path)
         if found != size:
             what = "is not there" if found is None else f"has {found} bytes instead of {size}"
             raise NotAccepted(f"the file {shown(path)} {what}", on=on, remedy="Write it first, then commit")
+
+    def size_of(self, path: str) -> int | None:
+        """The size of a file; none if it is not there, or cannot be."""
+        try:
+            return self._store.size(path)
+        except StorageRefused:
+            return None
 
     def _referenced(self, file: Any) -> str | None:
         lower = (file.lower_bounds or {}).get(_REFERENCED_PATH)

@@ -70,7 +70,7 @@ MOST_MERGED = 50_000
 _VERSION: Literal[2] = 2
 _AVRO_SCHEMA = "avro.schema"
 # Bytes that a block of somebody else's may become.
-_MOST_BLOCK = 256 * 1024**2
+_MOST_BLOCK = 16 * 1024**2
 _CUT = 16
 _PATH_FIELD = 2_147_483_546
 _BLOCK_ENTRIES = 500
