@@ -84,6 +84,10 @@ def expire(
     else:
         verb = "would retire" if dry_run else "retired"
         print_line(f"{verb} {done.files} file(s) of {done.bytes} bytes in {done.tables} table(s)")
+        for name, reason in done.failed:
+            print_line(f"{name} could not be published, and its files stay: {reason}")
+    if done.failed:
+        raise SystemExit(1)
 
 
 @admin.command()

@@ -416,7 +416,8 @@ class Preparation(_Steps):
             self._records[target.snapshot_id] = replace(record, version=version, pinned_version=version)
             self._left_files += self._left_by([target], ())
         if self._base.snapshot_by_id(target.snapshot_id) is None:
-            self._enter(self._read(target), version, version)
+            read = self._incoming.read_snapshot(self._on, target, None, self._table_id)
+            self._enter(read, version, version)
             self._remember(target.snapshot_id, version)
 
     def _visible(self) -> Iterator[str]:
@@ -535,7 +536,7 @@ class Creation(_Steps):
         path, _, _ = self._written(0, None)
         self._files += [
             MetadataFile(self._incoming.inside(item.statistics_path), STATISTICS, item.file_size_in_bytes)
-            for item in self._metadata.statistics
+            for item in (*self._metadata.statistics, *self._metadata.partition_statistics)
         ]
         pointer = Pointer(
             0,

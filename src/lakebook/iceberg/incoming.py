@@ -121,11 +121,15 @@ class Incoming:
             raise NotAccepted("a manifest has not the entries that it is listed with", on=on)
         return found
 
-    def read_snapshot(self, on: str, snapshot: Snapshot, parent: Sequence[ManifestFile] | None) -> ReadSnapshot:
-        """What a snapshot adds and deletes, beside the manifests of its parent; none: of a table that is new here.
+    def read_snapshot(
+        self, on: str, snapshot: Snapshot, parent: Sequence[ManifestFile] | None, table_id: int = 0
+    ) -> ReadSnapshot:
+        """What a snapshot adds and deletes, beside the manifests of its parent.
 
-        Nothing may come or go without being said: what the manifests list that the parent had not is
-        what those listed that it has and this one has not, plus what it adds, less what it deletes.
+        Without a parent it is read as a whole: of a table that is new here, or one that `main` jumps to,
+        which may list manifests of that table. Else nothing may come or go without being said: what is
+        listed in manifests that the parent had not is what it listed in those that are gone, plus what
+        the snapshot adds, less what it deletes.
         """
         found = ReadSnapshot(snapshot, self.listed(on, snapshot.manifest_list))
         before = {manifest.manifest_path: manifest for manifest in parent or ()}
@@ -135,6 +139,8 @@ class Incoming:
         known = self._registry.read_with(lambda reader: known_metadata(reader, paths))
         for path, manifest in zip(paths, new, strict=True):
             if path in known:
+                if parent is None and known[path] == table_id:
+                    continue
                 raise NotAccepted("it lists a manifest that is not its parent's", on=on)
             entries = self.entries(on, manifest)
             found.new[path] = (manifest, [self.inside(entry.data_file.file_path) for entry in entries])

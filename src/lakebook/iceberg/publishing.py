@@ -421,12 +421,18 @@ class Publisher:
         ours = [snapshot for snapshot in (*former, *new) if snapshot.version is not None]
         ours.sort(key=lambda snapshot: snapshot.sequence_number)
         many = {snapshot.snapshot_id for snapshot in ours[: -self.settings.snapshots_kept]}
+        leased = state.leased
+        if leased is not None:
+            # A version without a snapshot of its own is shown by the one before it.
+            leased = max(
+                (item.version for item in ours if item.version is not None and item.version <= leased), default=0
+            )
         return [
             snapshot.snapshot_id
             for snapshot in ours
             if snapshot.snapshot_id not in named
             and snapshot.version is not None
-            and (state.leased is None or snapshot.version < state.leased)
+            and (leased is None or snapshot.version < leased)
             and (snapshot.snapshot_id in many or (drop_below is not None and snapshot.version < drop_below))
         ] + self._lost(metadata, state, drop_below)
 
@@ -528,18 +534,20 @@ class _Builder:
         publisher = self._publisher
         left = {self._location(file) for file in ended}
         ids = sorted(file.id for file in ended)
-        rewritten: list[ManifestFile] = []
-        for manifest in self._listing.manifests:
-            if not left or not self._listing.may_have(manifest, ids):
-                rewritten.append(manifest)
-                continue
-            path = self.work.manifest_path()
-            spec, schema = self._shape(manifest.partition_spec_id)
-            new, found = without(publisher.io, publisher.store.uri(path), manifest, spec, schema, snapshot_id, left)
-            if found:
-                self._note(new, self._listing.ranges.get(manifest.manifest_path, (None, None)))
-                left -= found
-            rewritten.append(new if found else manifest)
+        likely = {item.manifest_path for item in self._listing.manifests if self._listing.may_have(item, ids)}
+        rewritten = list(self._listing.manifests)
+        # A file that a rollback has revived has another id than when its manifest was written.
+        for first in (True, False):
+            for position, manifest in enumerate(rewritten):
+                if not left or (manifest.manifest_path in likely) != first:
+                    continue
+                path = self.work.manifest_path()
+                spec, schema = self._shape(manifest.partition_spec_id)
+                new, found = without(publisher.io, publisher.store.uri(path), manifest, spec, schema, snapshot_id, left)
+                if found:
+                    self._note(new, self._listing.ranges.get(manifest.manifest_path, (None, None)))
+                    left -= found
+                    rewritten[position] = new
         if left:
             raise PublishFailed(
                 f"{len(left)} files that were ended are in no manifest, {min(left)!r} for one",
