@@ -368,7 +368,7 @@ def run_logged(
         while not line.stopped():
             line.tell(next(steps))
             # As fast as they can they would only wait for each other's locks.
-            book.lake.clock.sleep(chance.random() / 5)
+            book.lake.clock.sleep(chance.random() / 4)
 
 
 #: How far the writers of this book may be ahead of what is published.
@@ -531,7 +531,7 @@ def commit_patiently(line: Line, target: str, settings: dict[str, Any], seed: in
             attempts[0] += 1
             return commit(*arguments)
 
-        catalog.commit = counted  # type: ignore[method-assign]
+        catalog.commit = counted  # type: ignore[method-assign,assignment]
         line.tell("ready")
         line.wait()
         mine: list[int] = []

@@ -25,11 +25,11 @@ import pyarrow.parquet as pq
 import lakebook
 from lakebook import Book, failpoints
 from lakebook.errors import CommitAborted, FilesChanged, InsertFailed, LeaseLost, ObjectNotFound, VersionExpired
-from lakebook.lake import attempts
 from lakebook.lake.attempts import Attempt
 from lakebook.lake.formats import FORMATS
 from lakebook.lake.inserting import one_clear_error
 from lakebook.lake.table import PinnedTable, Table
+from lakebook.registry import table_files
 from lakebook.registry.table_files import NewFile, PlannedFile, TableChange
 from lakebook.registry.tables import TableRecord
 
@@ -352,7 +352,7 @@ class Worker:
 
 def stage_early() -> None:
     """Stage the footers and statistics of few files, as it is done for many."""
-    attempts.CHUNK = 2  # type: ignore[attr-defined]
+    table_files.STAGED = 2
 
 
 def work_until_killed(line: Line, target: str, settings: dict[str, Any], seed: int) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import outside_writers
 import table_writers
 import writers
 from books import POSTGRESQL, SQLITE, Place
@@ -155,5 +156,5 @@ def test_an_insert_with_spark_killed_at_each_failpoint_leaves_nothing(
 def test_every_failpoint_is_swept() -> None:
     # The migrations have tests of their own.
     migrations = {point for point in failpoints.POINTS if point.startswith("migration.")}
-    swept = {*writers.POINTS, *table_writers.POINTS, *table_writers.SPARK_POINTS}
+    swept = {*writers.POINTS, *table_writers.POINTS, *table_writers.SPARK_POINTS, *outside_writers.POINTS}
     assert swept | migrations == set(failpoints.POINTS)

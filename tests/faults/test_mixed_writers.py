@@ -97,7 +97,6 @@ def test_nothing_is_lost_or_doubled_while_everybody_writes_and_cleans(
         ("sync", inserting),
         ("async", rewriting),
         ("off", appending_outside),
-        ("off", appending_outside),
         ("off", overwriting_outside),
         ("sync", evolving),
         ("off", cleaning),
@@ -127,7 +126,7 @@ def test_nothing_is_lost_or_doubled_while_everybody_writes_and_cleans(
     race.run(least, lambda: None)
     noted = Noted(logs)
     noted.check(book)
-    check_all(book)
+    check_all(book, every=False)
     noted.check(book)
     check_that_nothing_unknown_lies_in_locations(place)
     check_all(book, every=False)
@@ -297,7 +296,11 @@ def test_a_commit_that_landed_is_not_told_as_failed_because_the_table_was_rename
     book, other = place.open(), place.open()
     create_table(book)
     outside, rows = outside_rows(book, 1)
-    with failpoints.armed("outside.committed", lambda: other.tables.rename(TABLE, "renamed")):
+
+    def rename() -> None:
+        other.tables.rename(TABLE, "renamed")
+
+    with failpoints.armed("outside.committed", rename):
         outside.append(rows)
     assert other.table("renamed").count() == len(rows)
     check_sound(book)
@@ -370,7 +373,7 @@ def test_an_overwrite_that_meets_an_insert_of_its_rows_is_repeated_or_refused_an
     table: Table = create_table(book)
     table.insert_arrow(rows_of(1))
     outside = loaded(book.catalog())
-    met = []
+    met: list[object] = []
 
     def insert_once() -> None:
         if not met:

@@ -30,8 +30,8 @@ from lakebook.errors import (
     TransientError,
     VersionExpired,
 )
-from lakebook.lake import attempts
 from lakebook.lake.table import Table
+from lakebook.registry import table_files
 from lakebook.registry.databases import PostgreSQL
 from lakebook.registry.inserts import EVERY_INSERT
 from table_facts import (
@@ -487,7 +487,7 @@ def sweep_until_quiet(place: Place) -> Book:
 def test_an_insert_that_wakes_after_it_was_fenced_and_swept_leaves_nothing(
     place: Place, point: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attempts, "CHUNK", 2)
+    monkeypatch.setattr(table_files, "STAGED", 2)
     book = place.open()
     table = create_table(book)
     table.insert_arrow(rows_of(1))

@@ -53,7 +53,6 @@ from lakebook.errors import (
     TableNotFound,
 )
 from lakebook.iceberg.bounds import decode
-from lakebook.lake import attempts
 from lakebook.lake.table import Table
 from lakebook.predicates import Test
 from lakebook.registry import schema, table_files
@@ -1121,7 +1120,7 @@ def test_a_table_of_json_takes_no_arrow_rows(book: Book) -> None:
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Inserts of more than two files are staged, two files at a time."""
-    monkeypatch.setattr(attempts, "CHUNK", 2)
+    monkeypatch.setattr(table_files, "STAGED", 2)
     monkeypatch.setattr(table_files.chunks, "__defaults__", (2,))
 
 

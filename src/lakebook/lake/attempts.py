@@ -18,16 +18,15 @@ from lakebook.registry.commits import require_open
 from lakebook.registry.file_stats import DELETE_STATS_BETWEEN
 from lakebook.registry.inserts import DELETE_STAGED_FOOTERS, NOTE_IDS, NOTE_SWEPT, open_insert
 from lakebook.registry.table_files import (
-    CHUNK,
     Committed,
     HeldBack,
     NewFile,
     TableChange,
-    chunks,
     commit_change,
     reserve_file_ids,
     stage_footers,
     stage_stats,
+    staged_chunks,
 )
 from lakebook.registry.tables import TableRecord
 from lakebook.registry.transactions import Transaction, new_id
@@ -94,7 +93,7 @@ class Attempt:
 
     def commit(self, change: TableChange) -> Committed:
         """Make one version of the change. Footers and statistics of many files are staged first."""
-        if len(change.added) > CHUNK:
+        if not change.is_small:
             change = self._stage(change)
         try:
             self.committed = self._commit(change)
@@ -134,7 +133,7 @@ class Attempt:
         first = self.lake.registry.write(reserve)
         self._staged = (first, first + number - 1)
         begin = first
-        for chunk in chunks(change.added):
+        for chunk in staged_chunks(change.added):
             start = begin
             self.lake.registry.write(lambda transaction: self._stage_chunk(transaction, chunk, start))  # noqa: B023 - called at once
             begin += len(chunk)

@@ -29,6 +29,10 @@ from lakebook.registry.transactions import NoEffect, Reader, Row, Transaction
 
 #: Rows that one statement names or returns at most.
 CHUNK = 1000
+#: Files, rows of statistics, and bytes of footers that one transaction stages.
+STAGED = CHUNK
+_MOST_STATS = 100_000
+_MOST_FOOTERS = 64 * 1024**2
 
 T = TypeVar("T")
 
@@ -292,6 +296,11 @@ class TableChange:
     #: Whether it waits while an outside engine's retry has precedence.
     waits: bool = True
 
+    @property
+    def is_small(self) -> bool:
+        """Whether one short transaction can take all of it."""
+        return sum(1 for _ in islice(staged_chunks(self.added), 2)) < 2
+
 
 @dataclass(frozen=True)
 class Committed:
@@ -374,6 +383,19 @@ def chunks(items: Iterable[T], size: int = CHUNK) -> Iterator[list[T]]:
     iterator = iter(items)
     while chunk := list(islice(iterator, size)):
         yield chunk
+
+
+def staged_chunks(files: Sequence[NewFile]) -> Iterator[Sequence[NewFile]]:
+    """Some files at a time: so many that their statistics and footers make one short transaction."""
+    begin = stats = size = 0
+    for number, file in enumerate(files):
+        stats += len(file.stats)
+        size += len(file.footer or b"")
+        if number - begin + 1 >= STAGED or stats >= _MOST_STATS or size >= _MOST_FOOTERS:
+            yield files[begin : number + 1]
+            begin, stats, size = number + 1, 0, 0
+    if begin < len(files):
+        yield files[begin:]
 
 
 # --- changing ------------------------------------------------------------------
