@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
+from pyiceberg.catalog.sql import SqlCatalog
 
 import lakebook
 from lake import insert, numbers
@@ -108,3 +110,26 @@ def test_what_a_command_has_changed_is_published_when_it_ends(folder: Path) -> N
     printed(folder, "tables", "add-column", "new", "name", "STRING")
     described = json.loads(printed(folder, "tables", "describe", "new", "--json"))
     assert (described["version"], described["published_version"]) == (1, 1)
+
+
+def test_a_table_of_another_catalog_is_registered_and_its_debts_are_settled(folder: Path, tmp_path: Path) -> None:
+    warehouse = tmp_path / "book" / "warehouse"
+    catalog = SqlCatalog("other", uri=f"sqlite:///{tmp_path}/other.db", warehouse=f"file://{warehouse}/others")
+    catalog.create_namespace("n")
+    theirs = catalog.create_table("n.t", pa.schema([("id", pa.int64())]))
+    theirs.append(pa.table({"id": [1, 2, 3]}))
+    catalog.close()
+    out = printed(folder, "tables", "register", "taken", theirs.metadata_location)
+    assert out == "registered default.taken: 3 rows in 1 files\n"
+    # Closing the book has taken what was owed.
+    assert json.loads(printed(folder, "admin", "settle-debts", "--json")) == {"paid": 0, "failed": []}
+    assert printed(folder, "admin", "settle-debts") == "took 0 file(s)\n"
+    assert json.loads(printed(folder, "verify", "--json"))["findings"] == []
+    with lakebook.open(folder, publish="off") as book:
+        assert sorted(book.table("taken").to_arrow()["id"].to_pylist()) == [1, 2, 3]
+    again = run(folder, "tables", "register", "taken", theirs.metadata_location)
+    assert again.exit_code != 0
+    assert "exists already" in again.stderr
+    outside = run(folder, "tables", "register", "other", "file:///etc/passwd")
+    assert outside.exit_code != 0
+    assert "is not inside" in outside.stderr

@@ -517,6 +517,25 @@ def _print_published(done: PublishReport) -> None:
 
 @tables.command()
 @click.argument("name")
+@click.argument("metadata")
+@namespace_option
+@json_option
+@pass_place
+def register(place: Place, name: str, metadata: str, namespace: str | None, as_json: bool) -> None:
+    """Take an Iceberg table that lies in the warehouse as the table NAME.
+
+    METADATA is the address of its metadata file. No data is rewritten.
+    """
+    with place.open() as book, working("reading metadata"):
+        record = book.tables.register(name, metadata, namespace=namespace).record
+    if as_json:
+        print_json(record)
+        return
+    print_line(f"registered {record.namespace}.{record.name}: {record.row_count} rows in {record.file_count} files")
+
+
+@tables.command()
+@click.argument("name")
 @namespace_option
 @json_option
 @pass_place

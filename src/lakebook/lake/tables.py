@@ -8,6 +8,7 @@ from typing import Any
 from lakebook.errors import InvalidTable
 from lakebook.iceberg.partitioning import order_to_json, partition_spec, sort_order, spec_to_json
 from lakebook.iceberg.schemas import last_field_id, schema_from, schema_to_json
+from lakebook.lake.catalogs import CatalogParts
 from lakebook.lake.formats import FORMATS
 from lakebook.lake.lake import Lake
 from lakebook.lake.measuring import PARQUET
@@ -98,6 +99,16 @@ class Tables:
         )
         self._lake.changed(record, record.version)
         return Table(self._lake, record)
+
+    def register(self, name: str, metadata_location: str, *, namespace: str | None = None) -> Table:
+        """Take an Iceberg table that lies in the warehouse, by its metadata file. No data is rewritten."""
+        space, plain = split_name(name, namespace)
+        if not isinstance(metadata_location, str) or not metadata_location:
+            raise InvalidTable(f"{shown(metadata_location)} is not a location", on=f"table {space}.{plain}")
+        CatalogParts(self._lake).committer.register(space, plain, metadata_location)
+        table = self.get(plain, namespace=space)
+        self._lake.settling.notice(table.record)
+        return table
 
     def get(self, name: str, *, namespace: str | None = None) -> Table:
         """A table by its name."""
