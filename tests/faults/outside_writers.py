@@ -34,6 +34,7 @@ POINTS = (
     "publish.discarded",
     "outside.metadata_written",
     "outside.committed",
+    "outside.created",
     "debt.taken",
 )
 TRANSACTIONS = ("transaction.begun", "transaction.before_commit", "transaction.after_commit")
@@ -147,6 +148,15 @@ def overwrite_once(line: Line, target: str, settings: dict[str, Any], batch: int
         line.tell("begin", [batch], [former])
         outside.overwrite(as_table_is(outside, rows_of(batch)), f"batch = {former}")
         line.tell("done")
+
+
+def create_once(line: Line, target: str, settings: dict[str, Any], name: str) -> None:
+    """Create a table together with its first rows, as an outside engine."""
+    with lakebook.open(target, **settings) as book:
+        rows = rows_of(1)
+        with book.catalog().create_table_transaction(f"default.{name}", rows.schema) as transaction:
+            transaction.append(rows)
+        line.tell("created")
 
 
 def settle_once(line: Line, target: str, settings: dict[str, Any]) -> None:
@@ -281,6 +291,12 @@ class OutsideWorker(Worker):
         with loaded(self._catalog).update_schema() as update:
             update.add_column(f"more_{number}", LongType())
 
+    def create_outside(self) -> None:
+        """A table of another engine's that lives for a moment."""
+        name = f"default.brief_{next(self._numbers)}"
+        self._catalog.create_table(name, rows_of(1).schema).append(rows_of(1))
+        self._catalog.drop_table(name)
+
     def settle(self) -> None:
         """Take what is owed."""
         self._book.settle_debts()
@@ -298,6 +314,7 @@ class OutsideWorker(Worker):
                 self.evolve,
                 self.replace,
                 self.delete_outside,
+                self.create_outside,
                 self.settle,
                 self.clean,
             ):

@@ -20,6 +20,7 @@ from outside_facts import (
     check_sound,
     check_that_nothing_unknown_lies_in_locations,
     covered,
+    in_order,
 )
 from outside_writers import (
     BRIEF,
@@ -27,6 +28,7 @@ from outside_writers import (
     POINTS,
     TRANSACTIONS,
     append_once,
+    create_once,
     create_table,
     make_backlog,
     overwrite_files,
@@ -39,6 +41,8 @@ from table_facts import IMPATIENT, Told, batches_of, with_own_warehouse
 from table_writers import TABLE, Child, kill_all, rows_of
 
 KILLS = int(os.environ.get("LAKEBOOK_TEST_KILLS", "20"))
+#: Where one comes by who commits to a table that is there, and whom nobody outruns.
+COMMITTING = tuple(point for point in POINTS if point not in ("publish.discarded", "outside.created"))
 PUBLISHING = tuple(point for point in POINTS if point.startswith("publish."))
 
 
@@ -118,7 +122,7 @@ def test_a_backlog_whose_publisher_is_killed_becomes_one_snapshot_for_each_group
 # --- commits of outside engines ----------------------------------------------------
 
 
-@pytest.mark.parametrize("point", [*(point for point in POINTS if point != "publish.discarded"), *TRANSACTIONS[1:]])
+@pytest.mark.parametrize("point", [*COMMITTING, *TRANSACTIONS[1:]])
 @pytest.mark.parametrize("overwrites", [False, True], ids=["append", "overwrite"])
 def test_a_commit_of_an_outside_engine_that_is_killed_counts_as_a_whole_or_not_at_all(
     place: Place, point: str, overwrites: bool
@@ -154,6 +158,32 @@ def test_a_commit_of_an_outside_engine_that_is_killed_counts_as_a_whole_or_not_a
     check_that_nothing_unknown_lies_in_locations(place)
     check_published(book, every=False)
     told.check(book)
+
+
+CREATING = ("publish.reserved", "outside.metadata_written", "publish.committed", "outside.created", "debt.taken")
+
+
+@pytest.mark.parametrize("point", [*CREATING, *TRANSACTIONS[1:]])
+def test_a_table_whose_creator_is_killed_is_there_with_its_rows_or_not_at_all(place: Place, point: str) -> None:
+    book = place.open()
+    kills = 0
+    for count in itertools.count(1):
+        name = f"made_{count}"
+        dies = killed(create_once, place, name, point=f"{point}=kill@{count}", told=Told())
+        kills += dies
+        if name not in {table.name for table in book.tables.list()}:
+            finish(create_once, place, name)
+        table = book.table(name)
+        assert in_order(table.to_arrow()) == in_order(rows_of(1))
+        table.publish()
+        check_history(table)
+        check_everywhere(table)
+        check_sound(book)
+        if not dies:
+            break
+    assert kills
+    finish(settle_once, place)
+    check_that_nothing_unknown_lies_in_locations(place)
 
 
 def owed(place: Place) -> int:
