@@ -205,6 +205,7 @@ def _enter(transaction: Transaction, record: TableRecord, layout: _Layout, numbe
             (
                 *(record.id, number + 1, _path(number).rpartition("/")[2], _path(number), _BYTES, "parquet", "", "[]"),
                 *(0, _ROWS, 1, "xxh3:2d06800538d394c2", True, 1, True, True, commit_id, version, None, now, now, None),
+                *(0, None, None, None),
             )
             for number in numbers
         ],

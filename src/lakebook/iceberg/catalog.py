@@ -34,6 +34,7 @@ from lakebook.errors import (
     NotAccepted,
     TableAlreadyExists,
     TableNotFound,
+    VersionExpired,
 )
 from lakebook.iceberg.outside import Committer
 from lakebook.iceberg.publishing import Publisher, default_location, require_published
@@ -53,6 +54,7 @@ from lakebook.registry.tables import (
     list_namespaces,
     list_tables,
     rename_table,
+    require_free_name,
 )
 
 if TYPE_CHECKING:
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
     from pyiceberg.view import View
 
 _PARQUET = "parquet"
+_MOST_LOADS = 10
 
 
 class LakeParts(Protocol):
@@ -129,9 +132,15 @@ class LakebookCatalog(MetastoreCatalog):
         record = self._record(identifier)
         publisher = self._lake.publisher
         with _words():
-            pointer = require_published(publisher.publish(record), record)
-            seconds = publisher.settings.catalog_lease
-            self._pin(record, pointer.version, seconds)
+            for tries_left in reversed(range(_MOST_LOADS)):
+                pointer = require_published(publisher.publish(record), record)
+                try:
+                    self._pin(record, pointer.version, publisher.settings.catalog_lease)
+                    break
+                except VersionExpired:
+                    # Others have committed, published and expired meanwhile.
+                    if not tries_left:
+                        raise
             metadata = publisher.load(pointer)
         return self._table(record.namespace, record.name, metadata, publisher.store.uri(pointer.metadata_location))
 
@@ -196,6 +205,8 @@ class LakebookCatalog(MetastoreCatalog):
         """A table that a later commit will create; nothing is stored."""
         namespace, name = self._named(identifier)
         self.load_namespace_properties(namespace)
+        with _words():
+            self._lake.registry.read_with(lambda reader: require_free_name(reader, namespace, name))
         metadata = self._new_metadata(identifier, schema, location, partition_spec, sort_order, properties)
         where = f"{metadata.location}/metadata/00000-{uuid.uuid4()}.metadata.json"
         return StagedTable((namespace, name), metadata, where, self._io(where), self)

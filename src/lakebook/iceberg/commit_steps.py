@@ -13,6 +13,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadataV2
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.table.sorting import SortOrder
 from pyiceberg.table.update import (
     AddSnapshotUpdate,
     RemovePropertiesUpdate,
@@ -22,6 +23,7 @@ from pyiceberg.table.update import (
     TableUpdate,
     update_table_metadata,
 )
+from pyiceberg.transforms import IdentityTransform, VoidTransform
 
 from lakebook import failpoints
 from lakebook.errors import NotAccepted
@@ -30,6 +32,7 @@ from lakebook.iceberg.partitioning import order_to_json, spec_to_json
 from lakebook.iceberg.publishing import Publisher, Work, files_only_of
 from lakebook.iceberg.schemas import MAX_FIELD_ID, can_promote, check_fields, schema_to_json, walk
 from lakebook.iceberg.table_metadata import schema_for, with_log
+from lakebook.iceberg.update_ids import with_settled_ids
 from lakebook.names import shown
 from lakebook.registry.outside import NewShape, OutsideCommit, Step, known_metadata, last_commit_at, rows_of_paths
 from lakebook.registry.publishing import (
@@ -42,6 +45,7 @@ from lakebook.registry.publishing import (
     Publication,
     SnapshotRecord,
 )
+from lakebook.registry.sweeps import sweeps
 from lakebook.registry.table_files import CHUNK, NewFile, visible_deletes, visible_files
 from lakebook.registry.tables import TableRecord
 
@@ -75,8 +79,11 @@ class _Steps:
         self._snapshots: list[SnapshotRecord] = []
         self._files: list[MetadataFile] = []
         self._branch_files: list[tuple[str, int]] = []
+        # Before any file is looked at.
+        self._sweeps = self._registry.read_with(sweeps)
 
     def _file(self, entry: ManifestEntry, *, explicit: int | None = None) -> NewFile:
+        self._work.renew()
         spec = self._specs.get(entry.data_file.spec_id)
         if spec is None:
             raise NotAccepted(f"there is no partition spec {entry.data_file.spec_id}", on=self._on)
@@ -85,6 +92,7 @@ class _Steps:
 
     def _enter(self, read: ReadSnapshot, version: int | None, pinned: int) -> None:
         """Enter a snapshot's row, its manifests and its list."""
+        self._work.renew()
         snapshot = read.snapshot
         path = self._store.relative(snapshot.manifest_list)
         self._listings[snapshot.snapshot_id] = [self._store.relative(item.manifest_path) for item in read.manifests]
@@ -227,6 +235,7 @@ class Preparation(_Steps):
             self._branch_files,
             self._left(removed),
             unlisted,
+            self._sweeps,
             self._taken,
         )
         return Prepared(self._work, commit, self._metadata, self._store.uri(path))
@@ -293,7 +302,7 @@ class Preparation(_Steps):
         base = self._base
         present = set(base.properties)
         updates: list[TableUpdate] = []
-        for update in self._updates:
+        for update in with_settled_ids(base, self._updates):
             if isinstance(update, SetPropertiesUpdate):
                 present |= set(update.updates)
             if isinstance(update, RemovePropertiesUpdate):
@@ -325,9 +334,14 @@ class Preparation(_Steps):
     def _check_schemas(self, new: TableMetadataV2) -> None:
         """Refuse fields that old files could not be read with."""
         known = {schema.schema_id for schema in self._base.schemas}
+        is_empty = self._base.current_snapshot() is None
+        before = None if self._is_replacement() else self._base.schema()
         for schema in new.schemas:
             if schema.schema_id not in known:
-                check_shape(schema, None if self._is_replacement() else self._base.schema(), self._on)
+                check_shape(schema, before, self._on)
+        if before is not None and not is_empty:
+            check_required(new.schema(), before, self._on)
+        check_names(new.schema(), new.partition_specs, self._on)
 
     def _new(self) -> list[Snapshot]:
         return [update.snapshot for update in self._updates if isinstance(update, AddSnapshotUpdate)]
@@ -520,8 +534,12 @@ class Creation(_Steps):
             kept = [snapshot.model_copy(update={"timestamp_ms": at}) for snapshot in kept]
             log = [entry.model_copy(update={"timestamp_ms": at}) for entry in log]
         properties = {"gc.enabled": "false", **metadata.properties}
+        orders = metadata.sort_orders
+        if not any(order.order_id == 0 for order in orders):
+            orders = [SortOrder(order_id=0), *orders]
         self._metadata = metadata.model_copy(
             update={
+                "sort_orders": orders,
                 "location": self._store.uri(self._place) if not metadata.location else metadata.location,
                 "snapshots": kept,
                 "snapshot_log": log,
@@ -556,7 +574,7 @@ class Creation(_Steps):
             self._files,
             self._listings,
         )
-        commit = OutsideCommit(0, now, publication, shapes, steps, {}, self._branch_files)
+        commit = OutsideCommit(0, now, publication, shapes, steps, {}, self._branch_files, sweeps=self._sweeps)
         return Prepared(self._work, commit, self._metadata, self._store.uri(path))
 
     def _check(self) -> None:
@@ -574,6 +592,13 @@ class Creation(_Steps):
             self._incoming.check_snapshot(self._on, snapshot)
             if (snapshot.sequence_number or 0) > metadata.last_sequence_number:
                 raise NotAccepted("a snapshot has a higher sequence number than the table", on=self._on)
+        for ids in (
+            [item.schema_id for item in metadata.schemas],
+            [item.spec_id for item in metadata.partition_specs],
+            [item.order_id for item in metadata.sort_orders],
+        ):
+            if len(set(ids)) != len(ids):
+                raise NotAccepted("an id of a schema, a spec or an order is given twice", on=self._on)
         if not 0 <= metadata.last_sequence_number < 2**48:
             raise NotAccepted("its last sequence number is impossible", on=self._on)
 
@@ -618,6 +643,35 @@ def check_shape(schema: Schema, before: Schema | None, on: str) -> None:
         plain = old.is_primitive and new.is_primitive
         if (plain and old != new and not can_promote(old, new)) or (not plain and type(old) is not type(new)):
             raise NotAccepted(f"the field {field.field_id} cannot change from {old} to {new}", on=on)
+
+
+def check_required(schema: Schema, before: Schema, on: str) -> None:
+    """Refuse columns that rows which are there already cannot have a value of."""
+    known = {field.field_id: field for field in before.fields}
+    for field in schema.fields:
+        same = known.get(field.field_id)
+        if field.required and (same is None or not same.required):
+            raise NotAccepted(
+                f"the column {shown(field.name)} is required, and rows that are there may have none",
+                on=on,
+                remedy="Add it as an optional one",
+            )
+
+
+def check_names(schema: Schema, specs: Sequence[PartitionSpec], on: str) -> None:
+    """Refuse a column with the name of a partition field that is not made of it: engines cannot load that."""
+    for spec in specs:
+        for field in spec.fields:
+            if field.source_id not in schema.field_ids or isinstance(field.transform, VoidTransform):
+                continue
+            column = next((item for item in schema.fields if item.name == field.name), None)
+            plain = column is not None and column.field_id == field.source_id
+            if column is not None and not (plain and isinstance(field.transform, IdentityTransform)):
+                raise NotAccepted(
+                    f"{shown(field.name)} is a column and a partition field of another meaning",
+                    on=on,
+                    remedy="Choose another name",
+                )
 
 
 def earlier_specs(metadata: TableMetadataV2) -> list[PartitionSpec]:

@@ -49,7 +49,7 @@ from pyiceberg.manifest import (
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema, visit
 from pyiceberg.typedef import Record
-from pyiceberg.types import MapType, NestedField, PrimitiveType, StructType
+from pyiceberg.types import DoubleType, MapType, NestedField, PrimitiveType, StructType
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
 from lakebook.errors import InvalidInput, InvalidPartitioning, ObjectTruncated
@@ -69,6 +69,8 @@ MOST_MERGED = 50_000
 
 _VERSION: Literal[2] = 2
 _AVRO_SCHEMA = "avro.schema"
+# The id of the field of a data file that has its partition.
+_PARTITION = 102
 # Bytes that a block of somebody else's may become.
 _MOST_BLOCK = 16 * 1024**2
 _CUT = 16
@@ -80,7 +82,7 @@ _HALF = 2**63
 _LAST_CHARACTER = 0x10FFFF
 _ADDED, _EXISTING, _DELETED = ManifestEntryStatus.ADDED, ManifestEntryStatus.EXISTING, ManifestEntryStatus.DELETED
 # From here on a manifest is full. What becomes full does so at once, out of smaller ones.
-_FULL = MOST_MERGED // 2
+_FULL = FILES_PER_MANIFEST - 1
 _TOP_TIER = next(tier for tier in range(MOST_MERGED) if FANOUT ** (tier + 1) > _FULL)
 
 
@@ -160,7 +162,7 @@ def _metrics(stats: Sequence[ColumnStats], kinds: Mapping[int, str]) -> dict[str
             values[number] = column.value_count
         if column.null_count is not None:
             nulls[number] = column.null_count
-        if column.nan_count is not None and kind in FLOATING:
+        if column.nan_count is not None and kind in FLOATING and not _only_nan(column):
             nans[number] = column.nan_count
         lower, upper = _bounds(kind, column)
         if lower is not None:
@@ -175,6 +177,13 @@ def _metrics(stats: Sequence[ColumnStats], kinds: Mapping[int, str]) -> dict[str
         "lower_bounds": lowers,
         "upper_bounds": uppers,
     }
+
+
+def _only_nan(column: ColumnStats) -> bool:
+    """Whether an engine could take a file for one without any number, though NaN is its largest one."""
+    if column.value_count is None or column.null_count is None:
+        return bool(column.nan_count)
+    return bool(column.nan_count) and column.nan_count == column.value_count - column.null_count
 
 
 # --- bounds --------------------------------------------------------------------
@@ -443,8 +452,9 @@ def _entries(
     enums: dict[int, Any] = {0: ManifestEntryStatus, 101: FileFormat, 134: DataFileContent}
     reader = resolve_reader(source.schema, MANIFEST_ENTRY_SCHEMAS[_VERSION], types, enums)
     total = 0
+    careful = strange or _has_doubles(source.schema)
     for count, block in source.blocks():
-        decoder = _decoder_of(block, strange)
+        decoder = _decoder_of(block, careful)
         for _ in range(count):
             start = decoder.tell()
             entry: ManifestEntry = reader.read(decoder)
@@ -459,8 +469,16 @@ def _entries(
         raise ObjectTruncated(f"it has {total} entries, and not those it was listed with", on=manifest.manifest_path)
 
 
-def _decoder_of(block: bytes, strange: bool) -> Any:
-    return StreamingBinaryDecoder(block) if strange else new_decoder(block)
+def _decoder_of(block: bytes, careful: bool) -> Any:
+    return StreamingBinaryDecoder(block) if careful else new_decoder(block)
+
+
+def _has_doubles(entries: Schema) -> bool:
+    """Whether partitions have doubles, of which the fast decoder makes floats."""
+    partition = entries.find_type(_PARTITION)
+    return isinstance(partition, StructType) and any(
+        isinstance(field.field_type, DoubleType) for field in partition.fields
+    )
 
 
 def _inherit(entry: ManifestEntry, manifest: ManifestFile) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -173,12 +173,15 @@ class Committer:
         if late is None or failure is None:
             return updates
         between = _between(base, late.snapshot_id)
-        ours = between is not None and all(
-            item.snapshot_id in records and records[item.snapshot_id].is_ours for item in between
-        )
-        if ours and between and _is_append(updates) and all(operation_of(item) == "append" for item in between):
+        made_here = [item.snapshot_id in records and records[item.snapshot_id].is_ours for item in between or ()]
+        if (
+            between
+            and all(made_here)
+            and _is_append(updates)
+            and all(operation_of(item) == "append" for item in between)
+        ):
             return self._moved(work, base, updates)
-        if ours:
+        if any(made_here):
             self._give_precedence([(table, (), ())])
         raise failure
 
@@ -312,6 +315,7 @@ class Committer:
     ) -> tuple[TableMetadataV2, str]:
         """Create a table by a commit that was staged: its definition, and its first files if it has any."""
         on = f"table {namespace}.{name}"
+        self._registry.read_with(lambda reader: require_free_name(reader, namespace, name))
         self._check_updates(on, updates)
         for requirement in requirements:
             if not isinstance(requirement, AssertCreate):
@@ -330,7 +334,6 @@ class Committer:
         self, namespace: str, name: str, metadata: TableMetadataV2, *, is_new: bool = False
     ) -> tuple[TableMetadataV2, str]:
         """Enter a table that begins with this metadata; if `is_new`, with its first snapshot's time now."""
-        publisher = self._publisher
         self._registry.read_with(lambda reader: require_free_name(reader, namespace, name))
         on = f"table {namespace}.{name}"
         place = self._incoming.inside_folder(metadata.location) if metadata.location else ""
@@ -351,7 +354,17 @@ class Committer:
         )
         self.check_given(on, wanted.properties)
         place = place or default_location(str(metadata.table_uuid))
-        with as_iceberg_says(), Work(publisher, 0, place) as work:
+        for _ in range(_MOST_ATTEMPTS):
+            # Files were swept since they were looked at: look again.
+            with as_iceberg_says(), suppress(PointerMoved):
+                return self._try_new(wanted, metadata, place, is_new=is_new)
+        raise CommitFailedException("The warehouse is swept too often; try again")
+
+    def _try_new(
+        self, wanted: NewTable, metadata: TableMetadataV2, place: str, *, is_new: bool
+    ) -> tuple[TableMetadataV2, str]:
+        publisher = self._publisher
+        with Work(publisher, 0, place) as work:
             made = Creation(publisher, work, metadata, place, is_new=is_new).finish()
             grace = publisher.settings.published_grace
 

@@ -251,15 +251,23 @@ class Publisher:
         """
         if table.format != "parquet":
             return None
-        for _ in range(_MOST_ATTEMPTS):
+        attempts = 0
+        wanted: int | None = None
+        while attempts < _MOST_ATTEMPTS:
             state = self._state(table)
-            if state.is_current and not self._droppable(state, drop_below):
+            droppable = self._droppable(state, drop_below)
+            if state.is_current and not droppable:
+                return state.pointer
+            # What comes after the call is somebody else's to publish.
+            wanted = state.table.version if wanted is None else wanted
+            if attempts and not droppable and state.covers(wanted):
                 return state.pointer
             try:
                 pointer = self._publish_once(state, location, drop_below)
             except PointerMoved:
+                attempts += 1
                 continue
-            if pointer.version >= state.table.version:
+            if pointer.version >= wanted:
                 return pointer
         raise PublishFailed(
             f"others published it {_MOST_ATTEMPTS} times meanwhile", on=table.shown, remedy="Try again later"
@@ -270,13 +278,17 @@ class Publisher:
         if state.pointer is None or not self._is_moved(state.pointer):
             return state
         # Iceberg knows absolute addresses only, and the warehouse has been moved: all is published again.
-        if set(self.load(state.pointer).refs) - {MAIN_BRANCH} or self.registry.one(ANY_OUTSIDE_FILE, table.id):
+        has_branches = any(item.version is None for item in state.snapshots)
+        named = set(self.load(state.pointer).refs) - {MAIN_BRANCH}
+        if named or has_branches or self.registry.one(ANY_OUTSIDE_FILE, table.id):
             raise NotPublishable(
                 "the warehouse was moved, and what outside engines wrote names files where they were",
                 on=table.shown,
                 remedy="Move the warehouse back",
             )
-        return self.registry.in_snapshot(lambda reader: unpublished(reader, table, _MOST_VERSIONS, anew=True))
+        again = self.registry.in_snapshot(lambda reader: unpublished(reader, table, _MOST_VERSIONS, anew=True))
+        # Somebody else may have published it anew, and an engine have written to that.
+        return again if again.pointer == state.pointer else self._state(table)
 
     def _is_moved(self, pointer: Pointer) -> bool:
         try:

@@ -33,7 +33,14 @@ from pyiceberg.types import IntegerType, NestedField
 
 from lakebook.iceberg.file_io import WarehouseIO
 from lakebook.iceberg.manifests import DATA as ROWS
-from lakebook.iceberg.manifests import DELETES, ListedFile, write_manifest_list, write_manifests
+from lakebook.iceberg.manifests import (
+    DELETES,
+    ListedFile,
+    live_entries,
+    read_manifest_list,
+    write_manifest_list,
+    write_manifests,
+)
 from lakebook.iceberg.schemas import last_field_id, schema_to_json, walk
 from lakebook.storage.objects import ObjectStore
 
@@ -112,8 +119,8 @@ def staged_files(store: ObjectStore, folder: str) -> Iterator[DataFile]:
     snapshot = metadata.current_snapshot()
     if snapshot is None:
         return
-    for manifest in snapshot.manifests(io):
-        for entry in manifest.fetch_manifest_entry(io, discard_deleted=True):
+    for manifest in read_manifest_list(io, snapshot.manifest_list):
+        for entry in live_entries(io, manifest):
             yield entry.data_file
 
 

@@ -123,6 +123,8 @@ def shapes_of(
         schemas[schema.schema_id] = schema
         specs[spec.spec_id] = spec
         orders[order.order_id] = order
+    # Engines go back to no order by this one.
+    orders.setdefault(0, SortOrder(order_id=0))
     return schemas, specs, orders
 
 

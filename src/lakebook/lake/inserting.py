@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from lakebook import failpoints
-from lakebook.errors import InsertFailed, InvalidFile, InvalidInput, InvalidTable, LakebookError
+from lakebook.errors import FilesChanged, InsertFailed, InvalidFile, InvalidInput, InvalidTable, LakebookError
 from lakebook.iceberg.schemas import as_spark_has, check_writable_from, schema_from
 from lakebook.iceberg.staging import spark_type
 from lakebook.lake.attempts import DATA, Attempt
@@ -25,8 +25,10 @@ from lakebook.lake.lake import Lake, TableShape, check_reachable
 from lakebook.lake.leasing import READS
 from lakebook.lake.steps import Steps
 from lakebook.names import check_path, check_text, shown
+from lakebook.registry.sweeps import same_sweep, sweeps
 from lakebook.registry.table_files import Committed, NewFile, TableChange, require_unused
 from lakebook.registry.tables import TableRecord
+from lakebook.registry.transactions import Transaction
 from lakebook.spark import frames
 from lakebook.spark.session import check_session, reason_of
 
@@ -225,15 +227,28 @@ def add_files(
     steps = Steps(lake.clock)
     shape = lake.shape_of(table, table.schema_version)
     with one_clear_error(table), Attempt(lake, table, writes=False) as attempt:
+        seen = lake.registry.read_with(sweeps)
         lake.registry.read_with(lambda reader: require_unused(reader, relative))
         with steps.step("measure"):
             files = _adopted(lake, table, shape, relative) if relative else []
         if not files:
             return nothing_done(table, "append", attempt.commit_id, steps)
-        change = TableChange("append", files, (), summary, foreign=True)
+        change = TableChange(
+            "append",
+            files,
+            (),
+            summary,
+            foreign=True,
+            check=lambda transaction: _require_same_sweep(transaction, table, seen),
+        )
         with steps.step("commit"):
             committed = attempt.commit(change)
         return report(lake, table, attempt, change, committed, steps)
+
+
+def _require_same_sweep(transaction: Transaction, table: TableRecord, seen: int) -> None:
+    if not same_sweep(transaction, seen):
+        raise FilesChanged("files were swept meanwhile", on=table.shown, remedy="Add the files again")
 
 
 def _adopted(lake: Lake, table: TableRecord, shape: TableShape, paths: Sequence[str]) -> list[NewFile]:

@@ -72,6 +72,9 @@ class Plan:
             return
         found: list[PlannedFile] | None = []
         for file in _search(self):
+            if not file.checksum:
+                # What is known of it will change, without a new version, when its footer has been taken.
+                found = None
             if found is not None:
                 found.append(file)
                 if len(found) > self.lake.settings.cache_planned_files:

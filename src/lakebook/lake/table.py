@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from lakebook.errors import InvalidInput, SparkUnsuitable
+from lakebook.errors import IncompatibleSchema, InvalidInput, NotAccepted, SparkUnsuitable
+from lakebook.iceberg.commit_steps import check_names
 from lakebook.iceberg.evolution import SchemaUpdate
 from lakebook.iceberg.partitioning import order_texts, spec_texts
 from lakebook.iceberg.schemas import describe_type, schema_to_json
+from lakebook.iceberg.table_metadata import shapes_of
 from lakebook.lake import rewriting
 from lakebook.lake.appender import Appender
 from lakebook.lake.extremes import Extremes, count_rows, extremes
@@ -240,6 +242,7 @@ class Table:
         new_schema, last_field_id = update.apply(self._next_schema_id(record))
         if new_schema.as_struct() == shape.schema.as_struct():
             return
+        self._check_partition_names(record, new_schema)
         FORMATS[record.format].check_schema(new_schema)
         changed = self._lake.registry.write_opened(
             "schema",
@@ -253,6 +256,14 @@ class Table:
             ),
         )
         self._lake.changed(self._current(), changed.from_version)
+
+    def _check_partition_names(self, record: TableRecord, new_schema: Any) -> None:
+        """Refuse a column with the name of a partition field: other engines could not load the table."""
+        states = self._lake.registry.read_with(lambda reader: list_metadata(reader, record))
+        try:
+            check_names(new_schema, list(shapes_of(states)[1].values()), record.shown)
+        except NotAccepted as error:
+            raise IncompatibleSchema(error.what, on=error.on, remedy=error.remedy) from None
 
     def _next_schema_id(self, record: TableRecord) -> int:
         """An id that no schema of the table has, nor one that an outside engine has added."""

@@ -46,7 +46,14 @@ NOTE_DEBT = Statement(
     "reason",
     "of_path",
 )
-FORGET_DEBT = Statement(sa.delete(schema.footer_debts).where(_d.file_path == bind("of_path")), "of_path")
+FORGET_DEBT = Statement(
+    sa.delete(schema.footer_debts).where(
+        _d.file_path == bind("of_path"), _d.table_id == bind("of_table"), _d.due_at == bind("due")
+    ),
+    "of_path",
+    "of_table",
+    "due",
+)
 
 
 @dataclass(frozen=True)
@@ -93,8 +100,9 @@ def pay_debt(transaction: Transaction, debt: Debt, taken: Taken) -> bool:
     listed = transaction.listed([debt.file_path])
     rows = [row_of(schema.table_files, row) for row in transaction.all(ROWS_BY_PATH, listed)]
     going = any(state == "deleting" for _, state in transaction.all(WAITING, listed))
-    transaction.run(FORGET_DEBT, debt.file_path)
-    if found is None or not rows or going:
+    # Another may have paid it, or the path be that of another file by now.
+    mine = transaction.run(FORGET_DEBT, debt.file_path, debt.table_id, debt.due_at) == 1
+    if found is None or not rows or going or not mine:
         return False
     object_id = row_of(schema.tables, found)["object_id"]
     changes = {

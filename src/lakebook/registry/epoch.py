@@ -71,7 +71,7 @@ def create_identity(registry: Registry, warehouse: str) -> BookIdentity:
 
     def work(transaction: Transaction) -> None:
         if transaction.one(SELECT_BOOK) is None:
-            transaction.run(INSERT_BOOK, 1, new_id(), new_id(), warehouse, now, now)
+            transaction.run(INSERT_BOOK, 1, new_id(), new_id(), warehouse, now, now, 0)
 
     registry.write(work)
     identity = read_identity(registry)

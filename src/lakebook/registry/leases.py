@@ -179,12 +179,10 @@ def pin_loaded(transaction: Transaction, table: TableRecord, version: int, secon
     until = now + round(seconds * 1000)
     if transaction.one(SHARE_HORIZON, table.id) is None:
         raise _no_horizon(table)
-    found = transaction.one(LOADED, lease_id)
-    if found is None:
+    # Not looked up first: a cleaner may end a dead lease at any moment.
+    if transaction.run(EXTEND, until, lease_id) == 0:
         resolve_version(transaction, table, version, None)
         transaction.run(INSERT_LEASE, lease_id, table.id, version, owner(), now, until)
-    elif int(found[0]) < until:
-        transaction.run(EXTEND, until, lease_id)
 
 
 def renew_leases(transaction: Transaction, ids: Sequence[str], seconds: float) -> set[str]:

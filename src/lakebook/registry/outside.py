@@ -32,6 +32,7 @@ from lakebook.registry.publishing import (
     retire_metadata,
 )
 from lakebook.registry.statements import POSTGRESQL, SQLITE, Statement, among, bind, insert_into
+from lakebook.registry.sweeps import same_sweep
 from lakebook.registry.table_files import (
     RANGES_AMONG,
     SEGMENTS_AMONG,
@@ -86,6 +87,12 @@ def _metadata_among(database: str) -> sa.Select[Any]:
 METADATA_AMONG = Statement(_metadata_among(SQLITE), "paths", postgresql=_metadata_among(POSTGRESQL))
 INSERT_BRANCH_FILE = insert_into(schema.branch_files)
 INSERT_DEBT = insert_into(schema.footer_debts)
+NEWEST_TIME = Statement(
+    sa.select(sa.func.max(schema.table_versions.c.committed_at)).where(
+        schema.table_versions.c.table_id == bind("of_table")
+    ),
+    "of_table",
+)
 LAST_COMMIT = Statement(
     sa.select(schema.lake_objects.c.last_commit_at).where(schema.lake_objects.c.id == bind("object_id")), "object_id"
 )
@@ -136,6 +143,8 @@ class OutsideCommit:
     left: Sequence[str] = ()
     #: Metadata and statistics files that nothing names any more.
     unlisted: Sequence[str] = ()
+    #: The number of sweeps when its files were looked at.
+    sweeps: int | None = None
     #: A snapshot of a branch that stands for a version now, and that version.
     taken: tuple[int, int] | None = None
 
@@ -162,8 +171,7 @@ def apply_outside(
     require_pointer(transaction, table.id, made.publication)
     _require_new_metadata(transaction, table, made.publication)
     moment = made.at
-    if made.versions and not transaction.set_time(table.object_id, moment):
-        raise PointerMoved("the table was changed meanwhile")
+    _require_unchanged(transaction, table, made)
     for number, shape in enumerate(made.shapes):
         transaction.set_time(table.object_id, moment + number)
         _change_shape(transaction, table, shape, commit_id)
@@ -190,6 +198,20 @@ def _take_snapshot(transaction: Transaction, table: TableRecord, snapshot_id: in
         if row["snapshot_id"] == snapshot_id:
             changes = {"version": version, "pinned_version": version}
             update_row(transaction, table.object_id, schema.table_snapshots, row, changes)
+
+
+def _require_unchanged(transaction: Transaction, table: TableRecord, made: OutsideCommit) -> None:
+    """Refuse to go on from what was looked at, if it may be otherwise by now."""
+    if made.sweeps is not None and not same_sweep(transaction, made.sweeps):
+        raise PointerMoved("files were swept meanwhile")
+    newest = transaction.one(NEWEST_TIME, table.id)
+    if made.versions and newest is not None and newest[0] is not None and made.at <= newest[0]:
+        raise PointerMoved("its time has passed")
+    if (made.properties or made.shapes) and made.publication.based_on is not None:
+        row = locked_table(transaction, table)
+        found = transaction.one(GET_METADATA, table.id, row["schema_version"])
+        if found is None or properties_at(metadata_from(found)) != made.publication.pointer.properties_at:
+            raise PointerMoved("its properties were changed meanwhile")
 
 
 def _as_published(transaction: Transaction, table: TableRecord, made: OutsideCommit) -> Publication:

@@ -212,7 +212,7 @@ OF_BRANCHES = Statement(_of_branches(SQLITE), "paths", postgresql=_of_branches(P
 
 
 def _of_versions(database: str) -> sa.Select[Any]:
-    return sa.select(_f.file_path).where(among(_f.file_path, "paths", database))
+    return sa.select(_f.file_path).where(among(_f.file_path, "paths", database), _f.retired_at.is_(None))
 
 
 OF_VERSIONS = Statement(_of_versions(SQLITE), "paths", postgresql=_of_versions(POSTGRESQL))
@@ -332,6 +332,15 @@ class Unpublished:
     def current(self) -> TableMetadata:
         """The present schema, partitioning and properties."""
         return self.metadata[-1]
+
+    def covers(self, version: int) -> bool:
+        """Whether a version is published, with the present properties."""
+        return (
+            self.pointer is not None
+            and not self.anew
+            and self.pointer.version >= version
+            and self.pointer.properties_at == properties_at(self.current)
+        )
 
     @property
     def is_current(self) -> bool:

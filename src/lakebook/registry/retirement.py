@@ -37,6 +37,7 @@ from lakebook.registry.publishing import (
     retire_metadata,
 )
 from lakebook.registry.statements import ONE, POSTGRESQL, SQLITE, ZERO, Statement, among, bind
+from lakebook.registry.sweeps import ADVANCE_SWEEPS
 from lakebook.registry.table_files import CHUNK, FILES_BY_PATH, chunks, file_update
 from lakebook.registry.tables import TABLE_ROW
 from lakebook.registry.temporary_files import add_temporary_files
@@ -442,7 +443,9 @@ def _leave_branches(transaction: Transaction, files: Sequence[tuple[str, int]], 
         return []
     paths = [path for path, _ in files]
     listed = transaction.listed(paths)
-    kept = {*_rows_by_path(transaction, paths), *(row[0] for row in transaction.all(WAITING_AMONG, listed))}
+    rows = _rows_by_path(transaction, paths)
+    kept = {path for path, found in rows.items() if any(row["retired_at"] is None for row in found)}
+    kept |= {row[0] for row in transaction.all(WAITING_AMONG, listed)}
     transaction.run(FORGET_BRANCH_FILES, listed)
     gone = [(path, size) for path, size in files if path not in kept]
     add_temporary_files(transaction, gone, DROPPED, transaction.clock.now_ms(), grace.after_publishing)
@@ -610,13 +613,15 @@ def mark_deleting(
 def claim_abandoned(transaction: Transaction, files: Sequence[tuple[str, int]]) -> list[str]:
     """Mark objects in Iceberg locations that no row accounts for; from then on no commit can take them.
 
-    Under the locks of the tables whose locations they lie in: an outside engine's commit that names one
-    of them is either seen here, or sees the mark and is refused.
+    An outside engine's commit that names one of them is either seen here, or sees the mark and is
+    refused, or, if it looked at the file before and the mark has gone with it, sees that a sweep came.
     """
     folders = sorted({folder for path, _ in files for folder in folders_above(path)})
     names = sorted({folder.rpartition("/")[2] for folder in folders})
     found = transaction.all(OBJECTS_AT, transaction.listed(folders), transaction.listed(names))
     transaction.lock(*(row[0] for row in found))
+    # Whoever has looked at a file before this looks again; see `require_same_sweep`.
+    transaction.run(ADVANCE_SWEEPS)
     free = unaccounted_paths(transaction, [path for path, _ in files])
     now = transaction.clock.now_ms()
     add_temporary_files(transaction, [(path, size) for path, size in files if path in free], ABANDONED, now, 0)
@@ -629,7 +634,7 @@ def forget_files(transaction: Transaction, paths: Sequence[str]) -> int:
     Only of those that are still marked: another cleaner may have been faster, and somebody else's path
     be in use again.
     """
-    paths = still_deleting(transaction, paths, claim=True)
+    paths = still_deleting(transaction, paths)
     if not paths:
         return 0
     tables: dict[int, int] = {}
@@ -637,7 +642,9 @@ def forget_files(transaction: Transaction, paths: Sequence[str]) -> int:
         found = transaction.one(TABLE_ROW, table_id)
         if found is not None:
             tables[table_id] = row_of(schema.tables, found)["object_id"]
+    # Objects before files, as an outside commit takes them.
     transaction.lock(*tables.values())
+    paths = still_deleting(transaction, paths, claim=True)
     rows = [row for rows in _rows_by_path(transaction, paths).values() for row in rows]
     for table_id in sorted(tables):
         files = [row for row in rows if row["table_id"] == table_id]

@@ -71,6 +71,7 @@ book = sa.Table(
     sa.Column("warehouse", sa.Text, nullable=False),
     _time("created_at"),
     _time("epoch_since"),
+    sa.Column("sweeps", sa.BigInteger, nullable=False, server_default=sa.text("0")),
     sa.CheckConstraint("id = 1", name="single"),
     comment="One row: who this book is, which life of it this is, where its bytes are.",
 )

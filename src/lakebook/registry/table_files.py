@@ -152,7 +152,8 @@ DELETES_SINCE = Statement(
     .where(
         _f.table_id == bind("of_table"),
         sa.text("table_files.content <> 0"),
-        _f.from_version + ZERO > bind("since"),
+        # Those that came, and those that an outside rollback has ended.
+        sa.or_(_f.from_version + ZERO > bind("since"), _f.to_version > bind("since")),
     )
     .order_by(_f.id),
     "of_table",
@@ -229,7 +230,8 @@ ADDED_BY_OVERWRITES = Statement(
         _f.table_id == bind("of_table"),
         _f.to_version.is_(None),
         _v.version > bind("since"),
-        _v.operation == sa.literal_column("'overwrite'"),
+        # A compaction may have moved their rows on.
+        _v.operation.in_([sa.literal_column("'overwrite'"), sa.literal_column("'replace'")]),
         _rows_only,
     )
     .order_by(_f.id),
@@ -444,7 +446,8 @@ def commit_change(transaction: Transaction, table: TableRecord, change: TableCha
     files, rows, size = (gained - lost for gained, lost in zip(plus, minus, strict=True))
     deleted = deletes - undone
     staged = change.first_staged_id is not None
-    hold = before["hold_until"] if change.waits else 0
+    # An append of one engine does not end what another one waits for.
+    hold = before["hold_until"] if change.waits or change.operation == "append" else 0
     row = transaction.one(ADD_TO_TABLE, rows, deleted, files, size, hold, 0 if staged else number, now, table.id)
     assert row is not None
     captured_update(transaction, table.object_id, schema.tables, before, row)
@@ -510,7 +513,7 @@ def _refuse_new_deletes(
     paths = {row["file_path"] for row in removed}
     if any(path is None or path in paths for path in touched):
         raise FilesChanged(
-            "rows of the files were deleted by another change meanwhile",
+            "rows of the files were deleted, or brought back, by another change meanwhile",
             on=table.shown,
             remedy="Read the table again and repeat the change",
         )

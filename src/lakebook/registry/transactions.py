@@ -96,8 +96,8 @@ class _Locked:
 
     sequence: int
     time: int
-    #: The commit time before.
-    former: int = 0
+    #: A time that was chosen before, for what is written.
+    chosen: int | None = None
     changed: bool = False
 
 
@@ -185,7 +185,7 @@ class Transaction(Reader):
             if row is None:
                 raise RegistryCorrupt("a lake object has no row", on=f"object {object_id}", remedy="Run verify")
             # Read under the lock, so that times per object never run backwards.
-            self._locked[object_id] = _Locked(row[0], max(self.clock.now_ms(), row[1] + 1), row[1])
+            self._locked[object_id] = _Locked(row[0], max(self.clock.now_ms(), row[1] + 1))
 
     def create_object(self, kind: str, at: int | None = None) -> int:
         """A new lake object, which nobody else can see yet."""
@@ -197,16 +197,14 @@ class Transaction(Reader):
 
     def time_of(self, object_id: int) -> int:
         """The commit time of a locked object."""
-        return self._locked[object_id].time
-
-    def set_time(self, object_id: int, time: int) -> bool:
-        """Let a locked object commit at a time that was chosen before; not if it has committed since."""
         locked = self._locked[object_id]
-        if time <= locked.former:
-            return False
-        locked.time = time
-        locked.former = max(locked.former, time - 1)
-        return True
+        return locked.time if locked.chosen is None else locked.chosen
+
+    def set_time(self, object_id: int, time: int) -> None:
+        """Let what is written from now on have a time that was chosen before; events keep to the clock."""
+        locked = self._locked[object_id]
+        locked.chosen = time
+        locked.time = max(locked.time, time)
 
     def next_sequence(self, object_id: int) -> int:
         """The sequence that the next captured change of a locked object will have."""

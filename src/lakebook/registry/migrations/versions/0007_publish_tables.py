@@ -34,6 +34,7 @@ def upgrade() -> None:
 
 
 def _change_tables() -> None:
+    op.add_column("book", sa.Column("sweeps", sa.BigInteger, nullable=False, server_default=sa.text("0")))
     op.add_column("tables", sa.Column("hold_until", sa.BigInteger, nullable=False, server_default=sa.text("0")))
     op.add_column("table_files", sa.Column("content", sa.Integer, nullable=False, server_default=sa.text("0")))
     op.add_column("table_files", sa.Column("location", sa.Text, nullable=True))
