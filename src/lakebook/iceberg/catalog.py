@@ -407,9 +407,17 @@ class LakebookCatalog(MetastoreCatalog):
         """There are no views yet."""
         self.load_view(identifier)
 
-    def register_view(self, identifier: str | Identifier, metadata_location: str) -> NoReturn:
+    def register_view(self, identifier: str | Identifier, metadata_location: str) -> NoReturn:  # noqa: ARG002
         """There are no views yet."""
-        raise NotImplementedError("views are not supported")
+        self._refuse_view(identifier)
+
+    def create_view(self, identifier: str | Identifier, *_: Any, **__: Any) -> NoReturn:
+        """There are no views yet."""
+        self._refuse_view(identifier)
+
+    def _refuse_view(self, identifier: str | Identifier) -> NoReturn:
+        name = ".".join(map(str, self.identifier_to_tuple(identifier)))
+        raise NotAccepted("views are not kept yet", on=f"view {shown(name)}", remedy="Create a table")
 
 
 def _texts(properties: Mapping[str, Any]) -> dict[str, str]:
