@@ -30,7 +30,6 @@ from lake import (
     run_sql,
 )
 from lakebook import Book, failpoints
-from lakebook.lake import attempts
 from lakebook.lake.attempts import Attempt
 from lakebook.lake.table import Table
 from lakebook.registry import schema, table_files
@@ -366,7 +365,7 @@ def test_repair_of_a_good_book_does_nothing(good: Book) -> None:
 
 
 def test_repair_leaves_what_a_large_insert_has_staged(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts, "CHUNK", 2)
+    monkeypatch.setattr(table_files, "STAGED", 2)
     monkeypatch.setattr(table_files.chunks, "__defaults__", (2,))
     table = numbers(book, "t", partition_by=["id"])
     foreign = numbers(book, "foreign")
@@ -408,7 +407,7 @@ POINTS = (
 
 
 def test_no_point_at_which_another_is_looks_like_damage(shared_place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts, "CHUNK", 2)
+    monkeypatch.setattr(table_files, "STAGED", 2)
     monkeypatch.setattr(table_files.chunks, "__defaults__", (2,))
     book = shared_place.open(temporary_file_grace=0, insert_alive=0.1, sweep_grace=0)
     observer = shared_place.open()
