@@ -372,3 +372,19 @@ def test_the_endpoint_ends_with_the_session_or_with_the_book(tmp_path: Path) -> 
     book.close()
     with pytest.raises(OSError, match="refused"):
         status_of(uris[1], two.token)
+
+
+def test_spark_reads_a_file_without_ids_before_its_footer_was_taken(book: Book, session: SparkSession) -> None:
+    table = book.tables.create("t", "id BIGINT, name STRING")
+    insert(table, {"id": 1, "name": "a"})
+    loaded = book.catalog().load_table("default.t")
+    path = Path(unquote(urlsplit(loaded.location()).path)) / "data" / "plain.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # In another order: without names, Iceberg would go by positions.
+    pq.write_table(pa.table({"name": ["b", None], "id": [2, 3]}), path)
+    rows: list[list[tuple[Any, ...]]] = []
+    with failpoints.armed("debt.taken", lambda: rows.append(values(in_spark(table, session)))):
+        loaded.add_files([f"{loaded.location()}/data/plain.parquet"])
+        book.lake.settling.flush()
+    assert rows == [[(1, "a"), (2, "b"), (3, None)]]
+    assert check_same(book, session, table) == rows[0]

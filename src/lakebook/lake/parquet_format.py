@@ -117,15 +117,16 @@ class ParquetFormat:
         now = plan.lake.clock.now_ms()
         marks = DeleteMarks(plan.deletes)
         parts: list[DataFrame] = []
-        named = sorted({file.schema_version for file in plan if not file.has_field_ids})
+        # What is known of files whose footer is owed changes when it is taken: those are looked at once.
+        chosen = plan if all(file.checksum for file in plan) else plan.files
+        named = sorted({file.schema_version for file in chosen if _by_names(file)})
         # Files without field ids are read by the names of their own schema version: in another one the
         # same name may be another column.
         for schema_version in (None, *named):
             files = (
                 _read_file(plan, file, marks)
-                for file in plan
-                if (file.has_field_ids and schema_version is None)
-                or (not file.has_field_ids and file.schema_version == schema_version)
+                for file in chosen
+                if (file.schema_version if _by_names(file) else None) == schema_version
             )
             names = None if schema_version is None else plan.lake.shape_of(plan.table, schema_version).schema
             location = stage_read(
@@ -224,6 +225,11 @@ def _write_file(lake: Lake, attempt: Attempt, shape: TableShape, rows: pa.Table,
     columns = footer_columns(opened, shape.schema)
     stats = None if columns is None else stats_from_footer(columns, nan_counts(rows, shape.schema), ours=True)
     return WrittenFile(path, size, rows.num_rows, record, stats)
+
+
+def _by_names(file: PlannedFile) -> bool:
+    """Whether a file may have no field ids; one that has them is read by them all the same."""
+    return not file.has_field_ids or not file.checksum
 
 
 def _foreign_file(lake: Lake, shape: TableShape, found: Any) -> NewFile:
