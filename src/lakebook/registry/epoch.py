@@ -19,7 +19,9 @@ _b = schema.book.c
 SELECT_BOOK = Statement(sa.select(_b.book_id, _b.epoch, _b.warehouse, _b.created_at, _b.epoch_since))
 INSERT_BOOK = insert_into(schema.book)
 SET_EPOCH = Statement(
-    sa.update(schema.book).where(_b.id == 1).values(epoch=bind("new_epoch"), epoch_since=bind("now")),
+    sa.update(schema.book)
+    .where(_b.id == 1)
+    .values(epoch=bind("new_epoch"), epoch_since=bind("now"), events_horizon=sa.null()),
     "new_epoch",
     "now",
 )
@@ -29,6 +31,7 @@ ABORT_FORMER_COMMITS = Statement(
 )
 DELETE_EVENTS = Statement(sa.delete(schema.events))
 DELETE_CURSORS = Statement(sa.delete(schema.cursors))
+DELETE_DELIVERIES = Statement(sa.delete(schema.deliveries))
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ def create_identity(registry: Registry, warehouse: str) -> BookIdentity:
 
     def work(transaction: Transaction) -> None:
         if transaction.one(SELECT_BOOK) is None:
-            transaction.run(INSERT_BOOK, 1, new_id(), new_id(), warehouse, now, now, 0)
+            transaction.run(INSERT_BOOK, 1, new_id(), new_id(), warehouse, now, now, 0, None)
 
     registry.write(work)
     identity = read_identity(registry)
@@ -95,6 +98,7 @@ def begin_epoch(registry: Registry) -> str:
         transaction.run(ABORT_FORMER_COMMITS, now)
         transaction.run(DELETE_EVENTS)
         transaction.run(DELETE_CURSORS)
+        transaction.run(DELETE_DELIVERIES)
 
     registry.write(work)
     registry.epoch = epoch

@@ -12,6 +12,7 @@ States, beside the tables that hold them:
     tables.deleted_at       null → time                      (one way; then the row goes)
     table_files             visible → ended (to_version) → retired (retired_at, and a row in
                             temporary_files) → gone; a rollback gives an ended file a new row
+    metadata_updates.state  pending → processing → completed | failed; failed → processing
 """
 
 from __future__ import annotations
@@ -72,6 +73,8 @@ book = sa.Table(
     _time("created_at"),
     _time("epoch_since"),
     sa.Column("sweeps", sa.BigInteger, nullable=False, server_default=sa.text("0")),
+    # The cursor up to which events have been removed; none: all are there.
+    sa.Column("events_horizon", sa.Text, nullable=True),
     sa.CheckConstraint("id = 1", name="single"),
     comment="One row: who this book is, which life of it this is, where its bytes are.",
 )
@@ -722,6 +725,131 @@ footer_debts = sa.Table(
     sa.Column("last_error", sa.Text, nullable=True),
     sa.Index("idx_footer_debts_due_at", "due_at"),
     comment="Files of outside engines whose footer and checksum have not been taken yet.",
+)
+
+schedulers = sa.Table(
+    "schedulers",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("token", sa.BigInteger, nullable=False),
+    sa.Column("holder", sa.Text, nullable=True),
+    # Grows with every renewal: whoever waits for the turn watches it, and no clock decides.
+    sa.Column("beat", sa.BigInteger, nullable=False),
+    _time("claimed_at"),
+    _time("renewed_at"),
+    sa.Column("status", _json(), nullable=False),
+    sa.CheckConstraint("token > 0", name="token"),
+    comment="Who delivers events now. The token grows with every holder and fences the former.",
+)
+
+deliveries = sa.Table(
+    "deliveries",
+    metadata,
+    sa.Column("subscriber", sa.Text, primary_key=True),
+    sa.Column("object_id", sa.BigInteger, primary_key=True, autoincrement=False),
+    # The first event it has not taken, and the last one that its cursor has passed.
+    sa.Column("next_sequence", sa.BigInteger, nullable=False),
+    sa.Column("known_sequence", sa.BigInteger, nullable=False),
+    # Whether it is to be refreshed before it takes events again.
+    sa.Column("refresh", sa.Boolean, nullable=False),
+    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Column("last_error", sa.Text, nullable=True),
+    _time("since"),
+    _time("retry_at"),
+    sa.CheckConstraint("next_sequence > 0 AND attempts >= 0", name="counters"),
+    comment="Lake objects of which a subscriber has not taken all events that its cursor has passed.",
+)
+
+dead_letters = sa.Table(
+    "dead_letters",
+    metadata,
+    _id(),
+    sa.Column("subscriber", sa.Text, nullable=False),
+    sa.Column("object_id", sa.BigInteger, nullable=False),
+    sa.Column("object_kind", sa.Text, nullable=False),
+    sa.Column("event_id", sa.BigInteger, nullable=False),
+    sa.Column("sequence", sa.BigInteger, nullable=False),
+    sa.Column("table_name", sa.Text, nullable=False),
+    sa.Column("operation", sa.Text, nullable=False),
+    sa.Column("key", _json(), nullable=False),
+    sa.Column("row_after", _json(), nullable=True),
+    sa.Column("row_before", _json(), nullable=True),
+    _time("occurred_at"),
+    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Column("error", sa.Text, nullable=False),
+    _time("parked_at"),
+    _time("redriven_at", nullable=True),
+    sa.Index("idx_dead_letters_subscriber", "subscriber", "id"),
+    sqlite_autoincrement=True,
+    comment="Events that a subscriber could not take after its last attempt.",
+)
+
+requests = sa.Table(
+    "requests",
+    metadata,
+    sa.Column("request_key", sa.Text, primary_key=True),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("component", sa.Text, nullable=False),
+    sa.Column("object_id", sa.BigInteger, nullable=False),
+    sa.Column("argument", _json(), nullable=False),
+    _time("requested_at"),
+    sa.Column("requested_by", sa.Text, nullable=False),
+    sa.CheckConstraint("kind IN ('refresh', 'tag', 'run')", name="kind"),
+    sa.Index("idx_requests_component", "component", "requested_at"),
+    comment="What any process asks of the one that runs the components; a request stays until it is met.",
+)
+
+pauses = sa.Table(
+    "pauses",
+    metadata,
+    sa.Column("component", sa.Text, primary_key=True),
+    sa.Column("table_id", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("paused_by", sa.Text, nullable=False),
+    _time("since"),
+    comment="Components that rest: all of them ('*') or one, on all tables (0) or one.",
+)
+
+maintenance_history = sa.Table(
+    "maintenance_history",
+    metadata,
+    _id(),
+    sa.Column("component", sa.Text, nullable=False),
+    sa.Column("table_id", sa.BigInteger, nullable=True),
+    sa.Column("action", sa.Text, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("outcome", sa.Text, nullable=False),
+    sa.Column("detail", _json(), nullable=False),
+    _time("started_at"),
+    _time("finished_at"),
+    sa.CheckConstraint("outcome IN ('done', 'failed', 'yielded')", name="outcome"),
+    sa.Index("idx_maintenance_history_component", "component", "id"),
+    sa.Index("idx_maintenance_history_table", "table_id", "id"),
+    sqlite_autoincrement=True,
+    comment="What components have done to which table, when and why.",
+)
+
+metadata_updates = sa.Table(
+    "metadata_updates",
+    metadata,
+    sa.Column("table_id", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("version", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Column("last_error", sa.Text, nullable=True),
+    _time("created_at"),
+    _time("started_at", nullable=True),
+    _time("finished_at", nullable=True),
+    sa.CheckConstraint("state IN ('pending', 'processing', 'completed', 'failed')", name="state"),
+    sa.Index(
+        "idx_metadata_updates_owed",
+        "table_id",
+        "version",
+        sqlite_where=sa.text("state <> 'completed'"),
+        postgresql_where=sa.text("state <> 'completed'"),
+    ),
+    sa.Index("idx_metadata_updates_finished_at", "finished_at"),
+    comment="What is owed to Iceberg, per version of each table, and what became of it.",
 )
 
 CAPTURED = (

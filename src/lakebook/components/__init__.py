@@ -1,0 +1,1 @@
+"""What looks after tables: Iceberg updater, orchestrator, snapshotter, compactor and janitor."""
