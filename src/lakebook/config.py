@@ -110,6 +110,59 @@ class Settings:
         100, "Snapshots that a table's Iceberg metadata lists at most, beside those of tags and branches.", least=1
     )
     metadata_kept: int = _setting(20, "Former metadata files of a table that are kept.", least=1)
+    publish_backlog: int = _setting(
+        1000,
+        "Versions of a table that may be unpublished before whoever changes it next publishes them itself."
+        " 0: there is no limit.",
+        least=0,
+    )
+    astha_lease: float = _setting(
+        5.0, "Seconds for which the process that delivers events may be silent before another takes over.", least=0.1
+    )
+    event_poll: float = _setting(
+        1.0, "Seconds after which events are looked for though nothing has announced one.", least=0.01
+    )
+    delivery_attempts: int = _setting(
+        30, "How often an event is handed to a subscriber that is healthy before it is parked.", least=1
+    )
+    delivery_pause: float = _setting(60.0, "Seconds between two attempts to hand an event over, at most.", least=0)
+    events_kept: float = _setting(
+        3600.0, "Seconds for which events are kept though every subscriber has taken them.", least=0
+    )
+    events_most: int = _setting(
+        1_000_000, "Events that a subscriber may be behind before it loses its cursor and is refreshed.", least=1
+    )
+    events_oldest: float = _setting(
+        604_800.0, "Seconds that a subscriber may be behind before it loses its cursor and is refreshed.", least=1
+    )
+    maintenance_interval: float = _setting(
+        60.0, "Seconds between two rounds of the janitor and of the snapshotter.", least=0.05
+    )
+    maintenance_kept: float = _setting(
+        604_800.0, "Seconds for which the history of maintenance and finished updates is kept.", least=0
+    )
+    tag_seconds: float = _setting(
+        0.0, "Seconds between two tags that the snapshotter puts on a table. 0: none by time.", least=0
+    )
+    tag_bytes: int = _setting(
+        0, "Bytes of new files after which the snapshotter puts a tag on a table. 0: none by size.", least=0
+    )
+    tag_queries: str = _setting(
+        "no", "Whether a state that was loaded through a catalog gets a tag.", among=("yes", "no")
+    )
+    tags_kept: int = _setting(
+        10, "Tags of the snapshotter's own that a table has at most; those made by hand do not count.", least=1
+    )
+    compact_target: int = _setting(
+        128 * 1024**2, "Bytes that a file has at best; files of less than three quarters are small.", least=1
+    )
+    compact_files: int = _setting(5, "Small files of a partition from which they are worth a compaction.", least=2)
+    compact_bytes: int = _setting(
+        4 * 1024**3, "Bytes that one compaction rewrites at most; the next one goes on.", least=1
+    )
+    compact_delay: float = _setting(
+        10.0, "Seconds for which the compactor waits for more files before it looks at a table.", least=0
+    )
     max_partitions: int = _setting(10_000, "Partitions a topic may have.", least=1)
 
     def __repr__(self) -> str:

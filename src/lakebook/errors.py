@@ -6,6 +6,7 @@
     │   ├── RegistryUnavailable
     │   ├── StorageUnavailable
     │   ├── AppendTurnHeld
+    │   ├── SubscriberFailed
     │   ├── FilesChanged
     │   └── SchemaChanged
     └── TerminalError             trying the same again cannot help
@@ -45,6 +46,7 @@
         │   ├── VersionExpired
         │   ├── CommitNotFound
         │   ├── ObjectNotFound
+        │   ├── DeadLetterNotFound
         │   └── FooterNotFound
         ├── Conflict
         │   ├── TopicAlreadyExists
@@ -53,6 +55,7 @@
         │   ├── NamespaceNotEmpty
         │   ├── TableAlreadyExists
         │   ├── LeaseLost
+        │   ├── SchedulerLost
         │   ├── PathInUse
         │   ├── ObjectExists
         │   ├── AppendTurnLost
@@ -158,6 +161,10 @@ class StorageUnavailable(TransientError):
 
 class AppendTurnHeld(TransientError):
     """Another producer holds the partition's append turn."""
+
+
+class SubscriberFailed(TransientError):
+    """A subscriber did not take an event, was not well, or did not answer in time."""
 
 
 class FilesChanged(TransientError):
@@ -318,6 +325,10 @@ class ObjectNotFound(NotFound):
     """The warehouse has no object at this path."""
 
 
+class DeadLetterNotFound(NotFound):
+    """There is no such dead letter."""
+
+
 class FooterNotFound(NotFound):
     """The registry holds no footer of this file."""
 
@@ -351,6 +362,10 @@ class TableAlreadyExists(Conflict):
 
 class LeaseLost(Conflict):
     """A reader's lease ran out before it was renewed; what it pinned may be gone."""
+
+
+class SchedulerLost(Conflict):
+    """Another process delivers events by now; what this one still wants to write down is refused."""
 
 
 class PathInUse(Conflict):

@@ -36,6 +36,10 @@ GAUGES = {
     "temporary_files_expired": "Files whose grace has passed and that are still there.",
     "temporary_file_bytes": "Bytes in files that wait for their removal.",
     "open_commits": "Commit rows that are neither committed nor aborted.",
+    "owed_updates": "Versions of tables that are owed to Iceberg and written down as such.",
+    "stalled_deliveries": "Lake objects of which a subscriber has not taken every event yet.",
+    "dead_letters": "Events that were parked and not driven again.",
+    "requests": "Requests to the components that are not met yet.",
 }
 
 
@@ -121,6 +125,67 @@ class Metrics:
             buckets=_BUCKETS,
             registry=self._collectors,
         )
+        self._deliveries = Counter(
+            "lakebook_deliveries",
+            "Events handed to subscribers, by outcome.",
+            ["subscriber", "outcome"],
+            registry=self._collectors,
+        )
+        self._delivery_seconds = Histogram(
+            "lakebook_delivery_seconds",
+            "How long after its commit an event was taken.",
+            ["subscriber"],
+            buckets=_BUCKETS,
+            registry=self._collectors,
+        )
+        self._refreshes = Counter(
+            "lakebook_refreshes",
+            "Lake objects that subscribers took from the registry anew, by outcome.",
+            ["subscriber", "outcome"],
+            registry=self._collectors,
+        )
+        self._breakers = Gauge(
+            "lakebook_breaker_open",
+            "Whether a subscriber's circuit breaker is open (1), half open (0.5) or closed (0).",
+            ["subscriber"],
+            registry=self._collectors,
+        )
+        self._turns = Counter(
+            "lakebook_astha",
+            "What became of the scheduler in this process: claimed, lost, released, reinitialised.",
+            ["change"],
+            registry=self._collectors,
+        )
+        self._compacted_files = Counter(
+            "lakebook_compacted_files", "Files that compactions read and wrote.", ["side"], registry=self._collectors
+        )
+        self._compacted_bytes = Counter(
+            "lakebook_compacted_bytes", "Bytes that compactions read and wrote.", ["side"], registry=self._collectors
+        )
+        self._compactions = Counter(
+            "lakebook_compactions",
+            "Compactions, by outcome: done, yielded to a writer, failed.",
+            ["outcome"],
+            registry=self._collectors,
+        )
+        self._debt_files = Gauge(
+            "lakebook_compaction_debt_files",
+            "Small files of a table that are worth a compaction.",
+            ["table"],
+            registry=self._collectors,
+        )
+        self._debt_bytes = Gauge(
+            "lakebook_compaction_debt_bytes",
+            "Bytes in small files of a table that are worth a compaction.",
+            ["table"],
+            registry=self._collectors,
+        )
+        self._chores = Counter(
+            "lakebook_chores",
+            "Rounds of work by the clock, by component, action and outcome.",
+            ["component", "action", "outcome"],
+            registry=self._collectors,
+        )
         self._repairs = Counter(
             "lakebook_repairs", "Things a reader or `repair` has mended.", ["what"], registry=self._collectors
         )
@@ -163,6 +228,45 @@ class Metrics:
         """Count an attempt to publish a table, which may have had nothing to do."""
         self._publishes.labels(outcome).inc()
         self._publish_seconds.observe(max(0.0, seconds))
+
+    def count_deliveries(self, subscriber: str, outcome: str, number: int) -> None:
+        """Count events that were handed over: taken, failed or parked."""
+        self._deliveries.labels(subscriber, outcome).inc(number)
+
+    def observe_delivery(self, subscriber: str, seconds: float) -> None:
+        """Note how old an event was when it was taken."""
+        self._delivery_seconds.labels(subscriber).observe(max(0.0, seconds))
+
+    def count_refresh(self, subscriber: str, outcome: str) -> None:
+        """Count a lake object that a subscriber took anew, or failed to."""
+        self._refreshes.labels(subscriber, outcome).inc()
+
+    def set_breaker(self, subscriber: str, opened: float) -> None:
+        """Say whether a breaker is open."""
+        self._breakers.labels(subscriber).set(opened)
+
+    def count_turn(self, change: str) -> None:
+        """Count a change of who delivers events."""
+        self._turns.labels(change).inc()
+
+    def count_compaction(
+        self, outcome: str, files_in: int = 0, files_out: int = 0, bytes_in: int = 0, bytes_out: int = 0
+    ) -> None:
+        """Count a compaction, and what it read and wrote."""
+        self._compactions.labels(outcome).inc()
+        self._compacted_files.labels("in").inc(files_in)
+        self._compacted_files.labels("out").inc(files_out)
+        self._compacted_bytes.labels("in").inc(bytes_in)
+        self._compacted_bytes.labels("out").inc(bytes_out)
+
+    def set_debt(self, table: str, files: int, size: int) -> None:
+        """Say how much of a table is worth a compaction."""
+        self._debt_files.labels(table).set(files)
+        self._debt_bytes.labels(table).set(size)
+
+    def count_chore(self, component: str, action: str, outcome: str) -> None:
+        """Count a round of work by the clock."""
+        self._chores.labels(component, action, outcome).inc()
 
     def count_repair(self, what: str) -> None:
         """Count something that was mended."""

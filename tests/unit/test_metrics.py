@@ -42,6 +42,10 @@ def test_gauges_say_what_the_registry_holds(book: Book) -> None:
         "temporary_files_expired": 0,
         "temporary_file_bytes": 1000,
         "open_commits": 0,
+        "owed_updates": 0,
+        "stalled_deliveries": 0,
+        "dead_letters": 0,
+        "requests": 0,
     }
 
 

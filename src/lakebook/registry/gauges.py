@@ -69,6 +69,14 @@ COUNT_UNPUBLISHED = Statement(
 )
 COUNT_LEASES = Statement(sa.select(sa.func.count()).select_from(schema.leases))
 COUNT_INSERTS = Statement(sa.select(sa.func.count()).select_from(schema.inserts))
+COUNT_OWED = Statement(
+    sa.select(sa.func.count()).select_from(schema.metadata_updates).where(sa.text("state <> 'completed'"))
+)
+COUNT_STALLED = Statement(sa.select(sa.func.count()).select_from(schema.deliveries))
+COUNT_DEAD_LETTERS = Statement(
+    sa.select(sa.func.count()).select_from(schema.dead_letters).where(schema.dead_letters.c.redriven_at.is_(None))
+)
+COUNT_REQUESTS = Statement(sa.select(sa.func.count()).select_from(schema.requests))
 
 
 def read_gauges(reader: Reader, now: int) -> dict[str, int]:
@@ -105,4 +113,8 @@ def read_gauges(reader: Reader, now: int) -> dict[str, int]:
         "temporary_files_expired": expired,
         "temporary_file_bytes": file_bytes,
         "open_commits": row(COUNT_OPEN_COMMITS)[0],
+        "owed_updates": row(COUNT_OWED)[0],
+        "stalled_deliveries": row(COUNT_STALLED)[0],
+        "dead_letters": row(COUNT_DEAD_LETTERS)[0],
+        "requests": row(COUNT_REQUESTS)[0],
     }
