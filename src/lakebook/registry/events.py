@@ -41,10 +41,10 @@ _EVENT = (
     _e.row_before,
     _e.occurred_at,
 )
-_all_events = sa.select(*_EVENT).select_from(schema.events.join(schema.lake_objects, _lo.id == _e.object_id))
+all_events = sa.select(*_EVENT).select_from(schema.events.join(schema.lake_objects, _lo.id == _e.object_id))
 
 AFTER_ID = Statement(
-    _all_events.where(_e.id > bind("after")).order_by(_e.id).limit(bind("most", sa.Integer)).offset(ZERO),
+    all_events.where(_e.id > bind("after")).order_by(_e.id).limit(bind("most", sa.Integer)).offset(ZERO),
     "after",
     "most",
 )
@@ -60,7 +60,7 @@ _new = sa.text(
 # `id + 0`: else the planner walks the primary key from its beginning to find the least id.
 FIRST_NEW_ID = Statement(sa.select(sa.func.min(_e.id + 0)).where(_new), "since", "upto")
 NEW_IN_SNAPSHOT = Statement(
-    _all_events.where(_e.id > bind("after"), _new).order_by(_e.id).limit(bind("most", sa.Integer)).offset(ZERO),
+    all_events.where(_e.id > bind("after"), _new).order_by(_e.id).limit(bind("most", sa.Integer)).offset(ZERO),
     "after",
     "since",
     "upto",

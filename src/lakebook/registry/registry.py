@@ -45,6 +45,7 @@ from lakebook.registry.connections import Connections
 from lakebook.registry.databases import Database, Failure, PostgreSQL
 from lakebook.registry.statements import POSTGRESQL, Statement
 from lakebook.registry.transactions import NoEffect, Reader, Row, Transaction, TryAgain, new_id
+from lakebook.registry.wakeups import Announcer
 
 T = TypeVar("T")
 
@@ -69,12 +70,14 @@ class Registry:
         self.metrics = metrics
         self.connections = Connections(database, settings.connections)
         self.epoch = ""
+        self._announcer = Announcer(database)
         # Somewhere in between: else processes that write little would never prune.
         self._writes = random.randrange(_WRITES_BETWEEN_PRUNES)  # noqa: S311 - no secret
         self._any_errors = (database.errors, LakebookError)
 
     def close(self) -> None:
         """Close all connections."""
+        self._announcer.close()
         self.connections.close()
 
     # --- reading -----------------------------------------------------------------
@@ -277,6 +280,8 @@ class Registry:
     def _committed(self, transaction: Transaction, result: T) -> T:
         for table, number in transaction.captured.items():
             self.metrics.count_events(table, number)
+        if transaction.captured:
+            self._announcer.announce()
         return result
 
     # --- the fence ---------------------------------------------------------------

@@ -1,0 +1,339 @@
+"""Astha, the scheduler: one process at a time delivers the registry's changes to all subscribers.
+
+    standby ──(nobody has the turn, or its beat has stood still)──> active
+    active  ──(another has taken the turn)──> standby
+    active  ──(something of its own fails)──> standby, after a pause, and it says so
+    any     ──(stop)──> stopped
+
+Whatever it writes down asserts its turn. One that was frozen and is woken finds that it has lost the
+turn with its next write, and what its subscribers still do is harmless, because each of them can bear
+to be told twice.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from lakebook.cdc.breaker import pause_after
+from lakebook.cdc.capture import Capture, Router
+from lakebook.cdc.delivery import ASKED, Delivery, Progress
+from lakebook.cdc.subscribers import Subscriber
+from lakebook.clock import Clock
+from lakebook.errors import (
+    BookClosed,
+    EpochChanged,
+    RegistryBusy,
+    RegistryUnavailable,
+    SchedulerLost,
+)
+from lakebook.registry.deliveries import (
+    Turn,
+    claim_turn,
+    load_progress,
+    park,
+    release_turn,
+    renew_turn,
+    save_lanes,
+    save_progress,
+    scheduler_state,
+)
+from lakebook.registry.events import EventLog
+from lakebook.registry.maintenance import FAILED, REFRESH, Request, list_requests, meet, note_work
+from lakebook.registry.registry import Registry
+from lakebook.registry.transactions import Transaction
+from lakebook.registry.wakeups import Waiter
+
+LOG = logging.getLogger("lakebook.astha")
+
+NAME = "astha"
+
+# What it waits for its subscribers when it ends, and at most after failures of its own.
+_STOP_SECONDS = 30.0
+_LONGEST_PAUSE = 30.0
+# Between two looks of `wait_idle`.
+_LOOK = 0.01
+
+_OUTAGES = (RegistryUnavailable, RegistryBusy)
+
+
+class Role(enum.StrEnum):
+    """What Astha is in this process."""
+
+    STANDBY = "standby"
+    ACTIVE = "active"
+    STOPPED = "stopped"
+
+
+class Astha:
+    """Delivers events to subscribers while it has the turn, and waits for it while it has not."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        subscribers: Sequence[Subscriber],
+        *,
+        on_claimed: Callable[[], None] = lambda: None,
+        on_lost: Callable[[], None] = lambda: None,
+        describe: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
+        self._registry = registry
+        self._clock: Clock = registry.clock
+        self._settings = registry.settings
+        self._metrics = registry.metrics
+        self._subscribers = tuple(subscribers)
+        self._on_claimed = on_claimed
+        self._on_lost = on_lost
+        self._describe = describe
+        self._ending = threading.Event()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._deliveries: tuple[Delivery, ...] = ()
+        self._failures = 0
+        # What made it begin anew, until that is written down.
+        self._said: str | None = None
+        self.role = Role.STOPPED
+        #: What ended it for good, though nobody asked it to end.
+        self.failure: BaseException | None = None
+
+    # --- life ------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to wait for the turn."""
+        self._set_role(Role.STANDBY)
+        self._thread = threading.Thread(target=self._run, name="lakebook-astha", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Deliver nothing more, write down how far everyone has come, and give the turn back."""
+        self._ending.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def wait_active(self, timeout: float) -> bool:
+        """Wait until this process has the turn; whether it has."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.role is not Role.STANDBY, timeout) and self.role is Role.ACTIVE
+
+    def wait_idle(self, timeout: float) -> bool:
+        """Wait until everything that is committed by now was taken by everyone; whether it was."""
+        begun = self._clock.monotonic()
+        until = begun + timeout
+        while not self._ending.is_set():
+            deliveries = self._deliveries
+            if deliveries and all(delivery.quiet_since(begun) for delivery in deliveries):
+                return True
+            for delivery in deliveries:
+                delivery.wake()
+            if self._clock.monotonic() >= until:
+                return False
+            self._ending.wait(_LOOK)
+        return False
+
+    def status(self) -> dict[str, Any]:
+        """What it does, in plain values."""
+        return {
+            "role": str(self.role),
+            "components": [subscriber.name for subscriber in self._subscribers],
+            "subscribers": {delivery.name: delivery.status() for delivery in self._deliveries},
+            **self._describe(),
+        }
+
+    def _set_role(self, role: Role) -> None:
+        with self._changed:
+            self.role = role
+            self._changed.notify_all()
+
+    # --- the thread ------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._ending.is_set():
+                self._try_once()
+        finally:
+            self._set_role(Role.STOPPED)
+
+    def _try_once(self) -> None:
+        try:
+            turn = self._await_turn()
+            if turn is not None:
+                self._serve(turn)
+        except SchedulerLost:
+            self._metrics.count_turn("lost")
+            LOG.warning("another process delivers events by now; this one waits for its turn")
+        except (BookClosed, EpochChanged) as error:
+            LOG.error("events are delivered no more through this book (%s)", error)
+            self.failure = error
+            self._ending.set()
+        except Exception as error:
+            self._failures += 1
+            self._said = f"{type(error).__name__}: {error}"
+            pause = pause_after(self._failures, _LONGEST_PAUSE)
+            self._metrics.count_turn("reinitialised")
+            LOG.exception("Astha has failed and begins anew in %.1f s", pause)
+            self._ending.wait(pause)
+        finally:
+            if self.role is Role.ACTIVE:
+                self._set_role(Role.STANDBY)
+
+    def _await_turn(self) -> Turn | None:
+        """Wait until the turn is free, or its holder has not renewed it for a whole lease time while one watched."""
+        watched: tuple[int, int] | None = None
+        since = 0.0
+        lease = self._settings.astha_lease
+        while not self._ending.is_set():
+            try:
+                # The time of the reading itself was no watching.
+                before = self._clock.monotonic()
+                state = self._registry.read_with(scheduler_state)
+                seen = None if state is None else (state.token, state.beat)
+                silent = seen is not None and seen == watched and before - since >= lease
+                if state is None or state.holder is None or silent:
+                    turn = self._claim(seen if silent else None)
+                    if turn is not None:
+                        return turn
+                if seen != watched:
+                    watched, since = seen, self._clock.monotonic()
+            except _OUTAGES as error:
+                LOG.warning("the registry does not answer (%s)", error)
+                watched = None
+            self._ending.wait(lease / 10)
+        return None
+
+    def _claim(self, seen: tuple[int, int] | None) -> Turn | None:
+        status = {"components": [subscriber.name for subscriber in self._subscribers]}
+        return self._registry.write(lambda transaction: claim_turn(transaction, seen, status))
+
+    # --- while it has the turn ---------------------------------------------------------
+
+    def _serve(self, turn: Turn) -> None:
+        self._metrics.count_turn("claimed")
+        LOG.info("this process delivers events from now on (turn %d)", turn.token)
+        self._say(turn)
+        self._deliveries = self._loaded()
+        waiter = Waiter(self._registry.database)
+        pump = threading.Thread(target=self._pump, args=(waiter, self._deliveries), name="lakebook-pump", daemon=True)
+        over = False
+        try:
+            waiter.start()
+            pump.start()
+            self._on_claimed()
+            for delivery in self._deliveries:
+                delivery.start()
+            self._set_role(Role.ACTIVE)
+            while not self._ending.wait(min(1.0, self._settings.astha_lease / 5)):
+                self._tick(turn)
+                self._check()
+                self._failures = 0
+        except (SchedulerLost, BookClosed, EpochChanged):
+            over = True
+            raise
+        finally:
+            waiter.close()
+            self._end(turn, held=not over)
+
+    def _end(self, turn: Turn, *, held: bool) -> None:
+        """End all deliveries; if the turn is still held, write down how far they have come and give it back."""
+        deliveries = self._deliveries
+        until = self._clock.monotonic() + _STOP_SECONDS
+        try:
+            self._on_lost()
+        finally:
+            for delivery in deliveries:
+                delivery.stop(max(0.0, until - self._clock.monotonic()) if held else 0.0)
+            if held:
+                self._release(turn)
+            self._deliveries = ()
+
+    def _release(self, turn: Turn) -> None:
+        try:
+            self._tick(turn)
+            self._registry.write(lambda transaction: release_turn(transaction, turn))
+            self._metrics.count_turn("released")
+        except (SchedulerLost, BookClosed, EpochChanged, *_OUTAGES) as error:
+            # What was not written down is delivered once more.
+            LOG.warning("the turn could not be given back (%s)", error)
+
+    def _pump(self, waiter: Waiter, deliveries: Sequence[Delivery]) -> None:
+        """Wake the deliveries when something was committed, and now and then."""
+        while not waiter.closed:
+            if waiter.wait(self._settings.event_poll):
+                for delivery in deliveries:
+                    delivery.wake()
+
+    def _loaded(self) -> tuple[Delivery, ...]:
+        capture = Capture(EventLog(self._registry), Router(self._subscribers))
+        found = []
+        for subscriber in self._subscribers:
+            name = subscriber.name
+            delivery = Delivery(self._registry, capture, subscriber)
+            delivery.load(*self._registry.in_snapshot(lambda reader: load_progress(reader, name)))  # noqa: B023
+            found.append(delivery)
+        return tuple(found)
+
+    def _check(self) -> None:
+        for delivery in self._deliveries:
+            if delivery.failure is not None:
+                raise delivery.failure
+
+    def _tick(self, turn: Turn) -> None:
+        """Renew the turn, and write down how far everyone has come."""
+        try:
+            met = self._take_requests()
+            found = [(delivery, delivery.progress()) for delivery in self._deliveries]
+            status = self.status()
+            self._registry.write(lambda transaction: _write_down(transaction, turn, status, found, met))
+        except _OUTAGES as error:
+            if self._ending.is_set():
+                raise
+            # If another takes the turn meanwhile, the next write that gets through says so.
+            LOG.warning("what was delivered cannot be written down now (%s)", error)
+            return
+        for delivery, progress in found:
+            delivery.saved(progress)
+
+    def _take_requests(self) -> list[Request]:
+        """Have objects refreshed for whom somebody has asked for it."""
+        by_name = {delivery.name: delivery for delivery in self._deliveries}
+        asked = [
+            request
+            for request in self._registry.read_with(list_requests)
+            if request.kind == REFRESH and request.component in by_name
+        ]
+        for request in asked:
+            by_name[request.component].refresh(request.object_id or None, ASKED)
+        return asked
+
+    def _say(self, turn: Turn) -> None:
+        """Write down that it had to begin anew."""
+        said = self._said
+        if said is None:
+            return
+        now = self._clock.now_ms()
+        self._registry.write(
+            lambda transaction: note_work(
+                transaction, NAME, None, "reinitialise", "it failed", FAILED, {"error": said, "turn": turn.token}, now
+            )
+        )
+        self._said = None
+
+
+def _write_down(
+    transaction: Transaction,
+    turn: Turn,
+    status: Mapping[str, Any],
+    found: Sequence[tuple[Delivery, Progress]],
+    met: Sequence[Request],
+) -> None:
+    renew_turn(transaction, turn, status)
+    for delivery, progress in found:
+        if progress.cursor is not None:
+            save_progress(transaction, delivery.name, progress.cursor, progress.changed, progress.finished)
+        elif progress.is_new:
+            save_lanes(transaction, delivery.name, progress.changed, progress.finished)
+        for letter in progress.letters:
+            park(transaction, delivery.name, letter.event.captured, letter.attempts, letter.error)
+    meet(transaction, met)
