@@ -13,7 +13,7 @@ from time import perf_counter
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench import commits, footers, inserts, planning, publishing, report
+from bench import commits, delivery, footers, inserts, planning, publishing, report
 from bench.asked import Asked, Say
 from bench.measure import Effort
 from bench.places import Ground
@@ -24,7 +24,7 @@ from lakebook.registry.statements import POSTGRESQL, SQLITE
 
 Part = Callable[[Ground, Asked, Say], Iterator[Result]]
 
-_PARTS = ("registry", "commits", "plans", "publishing", "footers", "inserts")
+_PARTS = ("registry", "delivery", "commits", "plans", "publishing", "footers", "inserts")
 _FULL = Effort(rounds=15, seconds=0.1, singles=5_000)
 _QUICK = Effort(rounds=5, seconds=0.03, singles=1_000)
 #: By option: what it is, and its values at full length and with --quick.
@@ -69,6 +69,7 @@ def _measure(console: Console, ground: Ground, asked: Asked) -> Iterator[Result]
     """All that is asked for, on one kind of database."""
     parts: Mapping[str, Part] = {
         "registry": partial(_registry, console),
+        "delivery": delivery.measure,
         "commits": commits.measure,
         "plans": planning.measure,
         "publishing": publishing.measure,

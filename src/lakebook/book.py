@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,9 @@ from lakebook.config import Settings, load_settings
 from lakebook.errors import BookNotFound, InvalidSetting, WarehouseNotWritable
 from lakebook.metrics import Metrics
 from lakebook.names import check_name
+from lakebook.pages import Page, check_limit, page_of
 from lakebook.registry.databases import Database, SQLite, database_for
+from lakebook.registry.deliveries import DeadLetter, get_dead_letter, list_dead_letters, redrive
 from lakebook.registry.epoch import (
     BookIdentity,
     begin_epoch,
@@ -25,14 +28,18 @@ from lakebook.registry.epoch import (
 from lakebook.registry.events import EventLog
 from lakebook.registry.gauges import read_gauges
 from lakebook.registry.inserts import ANY_INSERT_OR_TABLE
+from lakebook.registry.maintenance import Work, list_work
 from lakebook.registry.migrate import HEAD, REVISIONS, Migration, check_revision, migrate, revision_of
 from lakebook.registry.registry import Registry
+from lakebook.registry.schema import MAX_BIGINT
 from lakebook.registry.stream_checks import Verification, verify_streams
 from lakebook.storage.warehouse import Warehouse
 from lakebook.streams.metadata_store import MetadataStore
 
 if TYPE_CHECKING:
     # Arrow, PyIceberg and Spark are loaded by who uses tables.
+    from lakebook.components.overview import Overview
+    from lakebook.components.upkeep import Upkeep
     from lakebook.iceberg.catalog import LakebookCatalog
     from lakebook.lake.checking import Repaired
     from lakebook.lake.cleaning import Cleaner
@@ -206,6 +213,98 @@ class Book:
 
         return publish_pending(self.lake, progress)
 
+    # --- upkeep ----------------------------------------------------------------------
+
+    @contextmanager
+    def running(
+        self, *, spark: SparkSession | str | None = "local[*]", components: Sequence[str] | None = None
+    ) -> Iterator[Upkeep]:
+        """Look after all tables while the block runs: publish, tag, expire, compact, clean up.
+
+        Compactions run on the given Spark session, or on one that is started at that master when the first
+        of them is due; with none, files stay as they are. If another process does this work already, this
+        one waits and takes over when the other ends.
+        """
+        from lakebook.components.names import COMPONENTS
+        from lakebook.components.upkeep import Upkeep
+
+        with _session_for(spark) as session:
+            upkeep = Upkeep(self.lake, session, COMPONENTS if components is None else components)
+            upkeep.start()
+            try:
+                yield upkeep
+            finally:
+                upkeep.stop()
+
+    def maintain(
+        self,
+        components: Sequence[str] | None = None,
+        *,
+        table: str | None = None,
+        namespace: str | None = None,
+        spark: SparkSession | str | None = "local[*]",
+        progress: Callable[[str], None] = lambda step: None,
+    ) -> Mapping[str, Mapping[str, Any]]:
+        """Run one round of the components here and now, for all tables or for one; what each has done."""
+        from lakebook.components.rounds import run_round
+
+        record = None if table is None else self.table(table, namespace=namespace).record
+        with _session_for(spark) as session:
+            return run_round(self.lake, components, record, session, progress)
+
+    def overview(self) -> Overview:
+        """How the upkeep of the book stands: who does it, what waits, what fails, what is paused."""
+        from lakebook.components.overview import overview
+
+        return overview(self.lake)
+
+    def pause(
+        self, component: str | None = None, *, table: str | None = None, namespace: str | None = None, reason: str = ""
+    ) -> None:
+        """Let a component rest, or all of them, on one table or on all, until `resume`."""
+        from lakebook.components.pausing import pause
+
+        pause(self.lake, component, self._table_id(table, namespace), reason)
+
+    def resume(self, component: str | None = None, *, table: str | None = None, namespace: str | None = None) -> bool:
+        """Let what was paused go on, and catch up; whether it was paused."""
+        from lakebook.components.pausing import resume
+
+        return resume(self.lake, component, self._table_id(table, namespace))
+
+    def _table_id(self, table: str | None, namespace: str | None) -> int | None:
+        return None if table is None else self.table(table, namespace=namespace).id
+
+    def maintenance_history(
+        self,
+        *,
+        component: str | None = None,
+        table: str | None = None,
+        namespace: str | None = None,
+        limit: int = 1000,
+        after: int | None = None,
+    ) -> Page[Work]:
+        """What was done to which table, when and why, the newest first."""
+        check_limit(limit)
+        before = MAX_BIGINT if after is None else after
+        table_id = self._table_id(table, namespace)
+        found = self._registry.read_with(lambda reader: list_work(reader, component, table_id, before, limit + 1))
+        return page_of(found, limit, lambda item: item.id)
+
+    def dead_letters(self, *, limit: int = 1000, after: int | None = None) -> Page[DeadLetter]:
+        """Events that a subscriber could not take after its last attempt, the oldest first."""
+        check_limit(limit)
+        found = self._registry.read_with(lambda reader: list_dead_letters(reader, after or 0, limit + 1))
+        return page_of(found, limit, lambda item: item.id)
+
+    def dead_letter(self, letter_id: int) -> DeadLetter:
+        """One dead letter."""
+        return self._registry.read_with(lambda reader: get_dead_letter(reader, letter_id))
+
+    def redrive(self, letter_id: int) -> DeadLetter:
+        """Have the object of a dead letter taken from the registry anew, by its subscriber."""
+        return self._registry.write(lambda transaction: redrive(transaction, letter_id))
+
     def upgrade_footers(self, progress: Callable[[int], None] = lambda done: None) -> tuple[int, list[str]]:
         """Turn footers of format version 1 into version 2; how many, and the paths of broken ones."""
         from lakebook.lake.footer_store import upgrade_footers
@@ -229,6 +328,30 @@ class Book:
         assert identity is not None
         self.identity = identity
         return epoch
+
+
+@contextmanager
+def _session_for(spark: SparkSession | str | None) -> Iterator[Callable[[], SparkSession] | None]:
+    """What gives the session to work on, made when it is first asked for; one that was made is stopped."""
+    if spark is None or not isinstance(spark, str):
+        yield None if spark is None else lambda: spark
+        return
+    made: list[SparkSession] = []
+    making = threading.Lock()
+
+    def session() -> SparkSession:
+        from lakebook.spark.session import spark_session
+
+        with making:
+            if not made:
+                made.append(spark_session(master=spark))
+            return made[0]
+
+    try:
+        yield session
+    finally:
+        for item in made:
+            item.stop()
 
 
 def open_book(

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
+from typing import Protocol, TypeAlias
+
+#: Asked between two steps of long work whether to stop there; the next call goes on.
+Enough: TypeAlias = Callable[[], bool]
+
+
+def never() -> bool:
+    """Go on until everything is done."""
+    return False
 
 
 class Clock(Protocol):

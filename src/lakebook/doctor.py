@@ -15,12 +15,14 @@ from typing import Any
 
 from lakebook.book import Book, may_exist, open_book, warehouse_of
 from lakebook.clock import Clock, SystemClock, to_datetime, to_ms
+from lakebook.components.names import OWED, warnings_of
 from lakebook.config import Settings, load_settings, redact
 from lakebook.errors import LakebookError, WarehouseNotWritable
 from lakebook.metrics import Metrics
 from lakebook.registry.databases import Database, SQLite, database_for
 from lakebook.registry.migrate import check_revision, revision_of
 from lakebook.registry.registry import Registry
+from lakebook.registry.schedulers import active_scheduler
 from lakebook.registry.topics import DELETED_TOPICS
 
 # The oldest Java that Spark 4 runs on, and the Spark that Lakebook is tested with.
@@ -96,6 +98,7 @@ def _examine_state(book: Book, clock: Clock) -> list[Check]:
             _check_temporary_files(gauges),
             _check_commits(gauges),
             _guarded("deletions", lambda: _check_deletions(registry)),
+            _guarded("upkeep", lambda: _check_upkeep(book, registry, gauges)),
         ]
     finally:
         registry.close()
@@ -197,6 +200,18 @@ def _check_temporary_files(gauges: dict[str, float]) -> Check:
 def _check_commits(gauges: dict[str, float]) -> Check:
     # Not a warning: a writer at work has one, and the next one settles what a dead one left.
     return Check("open commits", Status.OK, f"{int(gauges['lakebook_open_commits'])} are open")
+
+
+def _check_upkeep(book: Book, registry: Registry, gauges: dict[str, float]) -> Check:
+    lease_ms = round(2 * book.settings.astha_lease * 1000)
+    now = registry.clock.now_ms()
+    found = registry.read_with(lambda reader: active_scheduler(reader, now, lease_ms))
+    owed = {name: int(gauges[f"lakebook_{name}"]) for name in OWED}
+    warnings = warnings_of(owed, active=found is not None)
+    if warnings:
+        return Check("upkeep", Status.WARN, "; ".join(warnings), "See `lakebook maintenance status`")
+    who = f"{found.holder} looks after the tables" if found is not None else "nobody does it, and nothing piles up"
+    return Check("upkeep", Status.OK, who)
 
 
 def _check_deletions(registry: Registry) -> Check:

@@ -44,6 +44,8 @@
         │   ├── TableNotFound
         │   ├── VersionNotFound
         │   ├── VersionExpired
+        │   ├── SnapshotNotFound
+        │   ├── TagNotFound
         │   ├── CommitNotFound
         │   ├── ObjectNotFound
         │   ├── DeadLetterNotFound
@@ -54,6 +56,7 @@
         │   ├── NamespaceAlreadyExists
         │   ├── NamespaceNotEmpty
         │   ├── TableAlreadyExists
+        │   ├── TagAlreadyExists
         │   ├── LeaseLost
         │   ├── SchedulerLost
         │   ├── PathInUse
@@ -317,6 +320,14 @@ class VersionExpired(NotFound):
     """The table's history no longer keeps this version."""
 
 
+class SnapshotNotFound(NotFound):
+    """The published metadata lists no such snapshot, or none that stands for exactly this version."""
+
+
+class TagNotFound(NotFound):
+    """The table has no tag of this name."""
+
+
 class CommitNotFound(NotFound):
     """There is no commit row of this id."""
 
@@ -358,6 +369,10 @@ class NamespaceNotEmpty(Conflict):
 
 class TableAlreadyExists(Conflict):
     """A live table has this name."""
+
+
+class TagAlreadyExists(Conflict):
+    """A tag or a branch of the table has this name."""
 
 
 class LeaseLost(Conflict):

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import lakebook
+from compacting import by_arrow
 from lakebook import Book, failpoints
 from lakebook.errors import CommitAborted, FilesChanged, InsertFailed, LeaseLost, ObjectNotFound, VersionExpired
 from lakebook.lake.attempts import Attempt
@@ -61,6 +62,7 @@ POINTS = (
     "lease.taken",
 )
 SPARK_POINTS = ("insert.staged", "insert.written", "insert.measured")
+COMPACTION_POINTS = ("compact.written",)
 
 _forks = get_context("forkserver")
 _forks.set_forkserver_preload(
@@ -91,6 +93,10 @@ class Line:
     def stopped(self) -> bool:
         """Whether the test wants the child to end."""
         return self._connection.poll()
+
+    def pause(self, seconds: float) -> None:
+        """Do nothing for a while, unless the test wants the child to end."""
+        self._connection.poll(seconds)
 
     def wait(self) -> None:
         """Wait for the test to say so."""
@@ -440,6 +446,14 @@ def hold_lease(line: Line, target: str, settings: dict[str, Any]) -> None:
     with lakebook.open(target, **settings) as book, book.table(TABLE).pin() as pinned:
         line.tell("pinned", pinned.version)
         line.wait()
+
+
+def compact_once(line: Line, target: str, settings: dict[str, Any]) -> None:
+    """Compact the table; Arrow writes in the place of Spark."""
+    with lakebook.open(target, **settings) as book:
+        line.tell("ready")
+        assert by_arrow(book, book.table(TABLE)) is not None
+        line.tell("compacted")
 
 
 # --- readers, writers and a cleaner at once ------------------------------------

@@ -18,6 +18,7 @@ import outside_writers
 import table_writers
 import writers
 from books import POSTGRESQL, SQLITE, Place
+from compacting import by_arrow
 from lakebook import failpoints
 from table_facts import (
     IMPATIENT,
@@ -34,9 +35,11 @@ from table_writers import (
     TABLE,
     Child,
     add_given_files,
+    compact_once,
     create_table,
     kill_all,
     lay_files,
+    rows_of,
     work_until_killed,
 )
 
@@ -153,8 +156,38 @@ def test_an_insert_with_spark_killed_at_each_failpoint_leaves_nothing(
     assert objects_of(book) == set()
 
 
+@pytest.mark.parametrize("point", [*table_writers.COMPACTION_POINTS, "change.written", "change.committed"])
+def test_a_compaction_that_is_killed_changes_no_row_and_leaves_nothing(place: Place, point: str) -> None:
+    book = place.open()
+    table = book.tables.create(TABLE, SCHEMA)
+    for batch in range(6):
+        table.insert_arrow(rows_of(batch))
+    before = objects_of(book)
+    child = Child(compact_once, place.target, {**place.settings, **IMPATIENT}, points=f"{point}=kill@1")
+    assert list(child.facts()) == [("ready",)]
+    assert child.end() == -signal.SIGKILL
+    # It had written its file.
+    assert len(objects_of(book) - before) == 1
+    checked = book.verify()
+    assert checked.ok, checked.findings
+    # Under the table's lock: a server may still have the COMMIT under way of one who is dead already.
+    table.set_properties()
+    committed = point == "change.committed"
+    assert len(table.plan().files) == (1 if committed else 6)
+    assert batches_of(book) == set(range(6))
+    if not committed:
+        janitor = place.open(clock=later(), **IMPATIENT)
+        janitor.cleaner.sweep()
+        assert objects_of(book) == before
+    check_that_only_what_counts_is_left(place)
+    assert batches_of(book) == set(range(6))
+    # The next one is not kept from it.
+    assert (by_arrow(book, table) is None) == committed
+
+
 def test_every_failpoint_is_swept() -> None:
     # The migrations have tests of their own.
     migrations = {point for point in failpoints.POINTS if point.startswith("migration.")}
     swept = {*writers.POINTS, *table_writers.POINTS, *table_writers.SPARK_POINTS, *outside_writers.POINTS}
+    swept |= {*table_writers.COMPACTION_POINTS}
     assert swept | migrations == set(failpoints.POINTS)

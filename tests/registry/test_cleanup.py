@@ -65,7 +65,8 @@ def versions(table: Table) -> list[int]:
 
 
 def waiting(book: Book) -> list[dict[str, Any]]:
-    return records(book, schema.temporary_files)
+    """Files that wait for their removal; not paths whose file was removed lately."""
+    return [row for row in records(book, schema.temporary_files) if row["reason"] != "deleted"]
 
 
 # --- history -------------------------------------------------------------------

@@ -112,7 +112,7 @@ def clean(book: Book, clock: ManualClock, seconds: float = PUBLISHED + 1) -> Any
 
 
 def waiting(book: Book, reason: str | None = None) -> dict[str, dict[str, Any]]:
-    rows = records(book, schema.temporary_files)
+    rows = [row for row in records(book, schema.temporary_files) if row["reason"] != "deleted"]
     return {row["file_path"]: row for row in rows if reason in (None, row["reason"])}
 
 

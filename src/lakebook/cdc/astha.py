@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from lakebook import failpoints
 from lakebook.cdc.breaker import pause_after
 from lakebook.cdc.capture import Capture, Router
 from lakebook.cdc.delivery import ASKED, Delivery, Progress
@@ -212,6 +213,7 @@ class Astha:
     def _serve(self, turn: Turn) -> None:
         self._metrics.count_turn("claimed")
         LOG.info("this process delivers events from now on (turn %d)", turn.token)
+        failpoints.reach("astha.claimed")
         self._say(turn)
         self._deliveries = self._loaded()
         waiter = Waiter(self._registry.database)
@@ -292,6 +294,7 @@ class Astha:
             # If another takes the turn meanwhile, the next write that gets through says so.
             LOG.warning("what was delivered cannot be written down now (%s)", error)
             return
+        failpoints.reach("astha.saved")
         for delivery, progress in found:
             delivery.saved(progress)
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from lakebook import failpoints
 from lakebook.cdc.breaker import Breaker, State, pause_after
 from lakebook.cdc.capture import Capture, RoutedPage
 from lakebook.cdc.subscribers import Event, Refresh, Subscriber
@@ -652,6 +653,7 @@ class Delivery:
             return _Outcome(call, events, error=error, unwell=f"{type(error).__name__}: {error}")
         except BaseException as error:  # noqa: BLE001 - whatever it is, it was not taken
             return _Outcome(call, events, error=error, unwell=self._unwell())
+        failpoints.reach("delivery.taken")
         return _Outcome(call, events, covered)
 
     def _fetched(self, object_id: int, first: int, last: int, most: int) -> list[Event[Any]]:

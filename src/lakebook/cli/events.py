@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from lakebook.cli.commands import BookGroup, Place, json_option, pass_place
+from lakebook.cli.commands import BookGroup, Place, json_option, limit_option, pass_place, walk
 from lakebook.cli.output import as_json as json_text
-from lakebook.cli.output import print_json, print_line, print_note, shown_value
+from lakebook.cli.output import print_fields, print_json, print_line, print_note, print_table, shown_value
 from lakebook.pages import PAGE_SIZE
 from lakebook.registry.events import Cursor, Event, EventBatch, EventLog
 from lakebook.registry.schema import CAPTURED
@@ -18,7 +18,7 @@ from lakebook.registry.schema import CAPTURED
 
 @click.group(cls=BookGroup)
 def events() -> None:
-    """Read the captured changes."""
+    """Read the captured changes, and those that could not be delivered."""
 
 
 @events.command()
@@ -138,3 +138,79 @@ def _pairs(values: Mapping[str, Any]) -> str:
 
 def _short(value: object) -> str:
     return json_text(value, line=True)
+
+
+@events.group("dead-letters", cls=BookGroup)
+def dead_letters() -> None:
+    """Events that a subscriber could not take after its last attempt."""
+
+
+@dead_letters.command("list")
+@limit_option
+@json_option
+@pass_place
+def list_letters(place: Place, limit: int | None, as_json: bool) -> None:
+    """List the dead letters, the oldest first."""
+    with place.open() as book:
+        found = list(walk(lambda after, size: book.dead_letters(limit=size, after=after), limit))
+    if as_json:
+        print_json(found)
+        return
+    print_table(
+        ("id", "subscriber", "object", "event", "attempts", "parked", "redriven", "error"),
+        [
+            (
+                letter.id,
+                letter.subscriber,
+                f"{letter.event.object_kind} {letter.event.object_id}",
+                f"{letter.event.operation} {letter.event.table} #{letter.event.sequence}",
+                letter.attempts,
+                letter.parked_at,
+                letter.redriven_at,
+                letter.error,
+            )
+            for letter in found
+        ],
+    )
+
+
+@dead_letters.command()
+@click.argument("letter", type=click.IntRange(min=1))
+@json_option
+@pass_place
+def show(place: Place, letter: int, as_json: bool) -> None:
+    """Show the dead letter with the id LETTER, its event and its error."""
+    with place.open() as book:
+        found = book.dead_letter(letter)
+    if as_json:
+        print_json(found)
+        return
+    print_fields(
+        {
+            "id": found.id,
+            "subscriber": found.subscriber,
+            "attempts": found.attempts,
+            "parked": found.parked_at,
+            "redriven": found.redriven_at,
+            "error": found.error,
+        }
+    )
+    print_line(_line_of(found.event))
+
+
+@dead_letters.command()
+@click.argument("letter", type=click.IntRange(min=1))
+@json_option
+@pass_place
+def redrive(place: Place, letter: int, as_json: bool) -> None:
+    """Have the object of the dead letter LETTER taken from the registry anew.
+
+    The event itself is not replayed: others have come since. Whoever runs `lakebook run` does it within
+    a second; until one does, the request waits.
+    """
+    with place.open() as book:
+        found = book.redrive(letter)
+    if as_json:
+        print_json(found)
+    else:
+        print_line(f"{found.subscriber} will take {found.event.object_kind} {found.event.object_id} anew")

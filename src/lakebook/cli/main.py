@@ -13,7 +13,9 @@ from lakebook.cli.book import doctor, init, metrics, migrate, repair, verify
 from lakebook.cli.commands import BookGroup, Place
 from lakebook.cli.events import events
 from lakebook.cli.groups import groups
+from lakebook.cli.maintenance import maintenance
 from lakebook.cli.namespaces import namespaces
+from lakebook.cli.run import run
 from lakebook.cli.segments import segments
 from lakebook.cli.tables import tables
 from lakebook.cli.topics import topics
@@ -54,6 +56,8 @@ for command in (
     namespaces,
     tables,
     events,
+    run,
+    maintenance,
     verify,
     repair,
     metrics,

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from lakebook.lake.inserting import InsertReport
     from lakebook.lake.published import PublishReport
     from lakebook.lake.table import Table, TableDescription
+    from lakebook.lake.tagging import Tag
 
 _FORMATS = click.Choice(["parquet", "json"])
 
@@ -572,6 +573,88 @@ def _number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isdecimal() else None
 
 
+@tables.command("tag")
+@click.argument("table_name", metavar="TABLE")
+@click.argument("name")
+@click.option("--version", type=int, help="The version to keep.  [default: the newest]")
+@click.option("--keep-seconds", type=float, metavar="S", help="Let it go after this time.  [default: keep it for good]")
+@namespace_option
+@json_option
+@pass_place
+def tag_table(
+    place: Place,
+    table_name: str,
+    name: str,
+    version: int | None,
+    keep_seconds: float | None,
+    namespace: str | None,
+    as_json: bool,
+) -> None:
+    """Keep a state of the TABLE under the tag NAME.
+
+    Every engine can read it by that name, and its files stay until the tag is removed. What is not
+    published yet is published first.
+    """
+    with place.open() as book, working("tagging"):
+        table = book.table(table_name, namespace=namespace)
+        made = table.tag(name, version=version, keep_seconds=keep_seconds)
+        full_name = _full_name(table)
+    if as_json:
+        print_json(made)
+    else:
+        print_line(f"{full_name} has the tag {made.name} on {_state(made)}{_until(made)}")
+
+
+@tables.command("untag")
+@click.argument("table_name", metavar="TABLE")
+@click.argument("name")
+@namespace_option
+@json_option
+@pass_place
+def untag_table(place: Place, table_name: str, name: str, namespace: str | None, as_json: bool) -> None:
+    """Remove the tag NAME from the TABLE.
+
+    Files that only it kept are deleted later, when nobody can read them any more.
+    """
+    with place.open() as book, working("removing the tag"):
+        table = book.table(table_name, namespace=namespace)
+        gone = table.untag(name)
+        full_name = _full_name(table)
+    if as_json:
+        print_json(gone)
+    else:
+        print_line(f"removed the tag {gone.name} on {_state(gone)} from {full_name}")
+
+
+@tables.command("tags")
+@click.argument("table_name", metavar="TABLE")
+@namespace_option
+@json_option
+@pass_place
+def list_tags(place: Place, table_name: str, namespace: str | None, as_json: bool) -> None:
+    """List the tags of the TABLE.
+
+    The one on the oldest snapshot comes first. Tags that begin with lb- are the snapshotter's own.
+    """
+    with place.open() as book:
+        found = book.table(table_name, namespace=namespace).tags()
+    if as_json:
+        print_json(found)
+        return
+    print_table(
+        ("tag", "snapshot", "version", "committed", "goes"),
+        [(tag.name, tag.snapshot_id, tag.version, tag.snapshot_at, tag.goes_at) for tag in found],
+    )
+
+
+def _state(tag: Tag) -> str:
+    return f"snapshot {tag.snapshot_id}" if tag.version is None else f"version {tag.version}"
+
+
+def _until(tag: Tag) -> str:
+    return "" if tag.goes_at is None else f" until {tag.goes_at.isoformat(timespec='seconds')}"
+
+
 # --- columns -----------------------------------------------------------------------
 
 
@@ -659,5 +742,5 @@ def _change_schema(
         print_line(f"{_full_name(described)} has now the schema version {described.schema_version}")
 
 
-def _full_name(table: TableRecord | TableDescription) -> str:
+def _full_name(table: TableRecord | TableDescription | Table) -> str:
     return f"{table.namespace}.{table.name}"

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from lakebook.errors import FilesChanged, LakebookError, SchemaChanged
 from lakebook.lake.lake import Lake
@@ -67,7 +67,7 @@ class Journal:
 class Component:
     """Something that looks after tables. It lives while this process has the scheduler's turn."""
 
-    name: str
+    name: ClassVar[str]
 
     def __init__(self, lake: Lake) -> None:
         self.lake = lake

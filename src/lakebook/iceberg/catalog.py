@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -28,6 +29,7 @@ from pyiceberg.table.update import AssertCreate, TableRequirement, TableUpdate
 from pyiceberg.typedef import EMPTY_DICT, Identifier, Properties
 
 from lakebook.errors import (
+    LakebookError,
     NamespaceAlreadyExists,
     NamespaceNotEmpty,
     NamespaceNotFound,
@@ -38,6 +40,7 @@ from lakebook.errors import (
 )
 from lakebook.iceberg.outside import Committer
 from lakebook.iceberg.publishing import Publisher, default_location, require_published
+from lakebook.iceberg.refs import queried
 from lakebook.names import check_name, check_text, shown
 from lakebook.registry.leases import pin_loaded, pinned_until
 from lakebook.registry.registry import Registry
@@ -56,10 +59,14 @@ from lakebook.registry.tables import (
     rename_table,
     require_free_name,
 )
+from lakebook.registry.tags import ask_for_tag, is_tag_asked
+from lakebook.registry.transactions import Reader, Transaction
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyiceberg.view import View
+
+LOG = logging.getLogger("lakebook.catalog")
 
 _PARQUET = "parquet"
 _MOST_LOADS = 10
@@ -134,21 +141,45 @@ class LakebookCatalog(MetastoreCatalog):
         with _words():
             for tries_left in reversed(range(_MOST_LOADS)):
                 pointer = require_published(publisher.publish(record), record)
+                metadata = publisher.load(pointer)
                 try:
-                    self._pin(record, pointer.version, publisher.settings.catalog_lease)
+                    self._pin(record, pointer.version, queried(metadata, publisher.settings.tag_queries))
                     break
                 except VersionExpired:
                     # Others have committed, published and expired meanwhile.
                     if not tries_left:
                         raise
-            metadata = publisher.load(pointer)
         return self._table(record.namespace, record.name, metadata, publisher.store.uri(pointer.metadata_location))
 
-    def _pin(self, record: TableRecord, version: int, seconds: float) -> None:
-        left = self._lake.registry.read_with(lambda reader: pinned_until(reader, record, version))
+    def _pin(self, record: TableRecord, version: int, wanted: int | None) -> None:
+        """Pin a version that is loaded, and ask for a tag on its snapshot where one is wanted."""
+        registry, seconds = self._lake.registry, self._lake.publisher.settings.catalog_lease
+
+        def read(reader: Reader) -> tuple[int, bool]:
+            asked = wanted is None or is_tag_asked(reader, record, wanted)
+            return pinned_until(reader, record, version), asked
+
+        left, asked = registry.read_with(read)
         # Not at every load: half of the time is enough.
-        if left < self._lake.registry.clock.now_ms() + round(seconds * 500):
-            self._lake.registry.write(lambda transaction: pin_loaded(transaction, record, version, seconds))
+        pins = left < registry.clock.now_ms() + round(seconds * 500)
+
+        def hold(transaction: Transaction, *, asks: bool) -> None:
+            if pins:
+                pin_loaded(transaction, record, version, seconds)
+            if asks and wanted is not None:
+                ask_for_tag(transaction, record, wanted)
+
+        try:
+            if pins or not asked:
+                registry.write(lambda transaction: hold(transaction, asks=not asked))
+        except VersionExpired:
+            raise
+        except LakebookError as error:
+            if asked:
+                raise
+            # Nobody who reads is to suffer from it.
+            LOG.warning("%s: a tag could not be asked for (%s)", record.shown, error)
+            registry.write(lambda transaction: hold(transaction, asks=False))
 
     def create_table(
         self,

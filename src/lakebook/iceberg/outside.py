@@ -83,13 +83,21 @@ class Committer:
     # --- the entrances -----------------------------------------------------------------
 
     def commit(
-        self, table: TableRecord, requirements: Sequence[TableRequirement], updates: Sequence[TableUpdate]
+        self,
+        table: TableRecord,
+        requirements: Sequence[TableRequirement],
+        updates: Sequence[TableUpdate],
+        *,
+        precedence: bool = True,
     ) -> tuple[TableMetadataV2, str]:
         """Commit to one table; its metadata then, and the URI of the metadata file."""
-        return self.commit_all([(table, requirements, updates)])[0]
+        return self.commit_all([(table, requirements, updates)], precedence=precedence)[0]
 
-    def commit_all(self, changes: Sequence[Change]) -> list[tuple[TableMetadataV2, str]]:
-        """Commit to several tables, all or nothing."""
+    def commit_all(self, changes: Sequence[Change], *, precedence: bool = True) -> list[tuple[TableMetadataV2, str]]:
+        """Commit to several tables, all or nothing.
+
+        With `precedence`, this book's own changes wait a little for it where others have come first.
+        """
         if len({table.id for table, _, _ in changes}) != len(changes):
             raise NotAccepted("a table is named twice", on="commit", remedy="Put all its updates together")
         for table, _, updates in changes:
@@ -104,7 +112,7 @@ class Committer:
                     if not all(_can_move(updates) for _, _, updates in changes):
                         raise CommitFailedException("The table was changed meanwhile") from None
                 except PointerMoved:
-                    if attempt >= 2:
+                    if attempt >= 2 and precedence:
                         self._give_precedence(changes)
         raise CommitFailedException("The table is changed too often; try again")
 

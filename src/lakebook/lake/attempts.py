@@ -6,7 +6,7 @@ only then is the folder removed, because from then on the attempt can never beco
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from types import TracebackType
@@ -16,7 +16,15 @@ from lakebook.errors import CommitOutcomeUnknown, LakebookError
 from lakebook.lake.lake import Lake
 from lakebook.registry.commits import require_open
 from lakebook.registry.file_stats import DELETE_STATS_BETWEEN
-from lakebook.registry.inserts import DELETE_STAGED_FOOTERS, NOTE_IDS, NOTE_SWEPT, open_insert
+from lakebook.registry.inserts import (
+    DELETE_STAGED_FOOTERS,
+    INSERT,
+    NOTE_IDS,
+    NOTE_SWEPT,
+    REWRITE,
+    declare_work,
+    open_insert,
+)
 from lakebook.registry.table_files import (
     Committed,
     HeldBack,
@@ -57,6 +65,11 @@ class Attempt:
     table: TableRecord
     #: Whether it writes files of its own; `add_files` takes those of others.
     writes: bool = True
+    #: What it is for. One that ends files it has read is a `REWRITE`: begun before it reads, so that no
+    #: compaction takes them away from under it.
+    kind: str = INSERT
+    #: What Spark's writer is told beyond the table's own properties.
+    writing: Mapping[str, str] = field(default_factory=dict)
     commit_id: str = field(default_factory=new_id)
     committed: Committed | None = None
     _staged: tuple[int, int] | None = None
@@ -69,11 +82,7 @@ class Attempt:
         return folder_of(self.table.id, self.commit_id)
 
     def __enter__(self) -> Attempt:
-        folder = self.folder if self.writes else None
-        alive = self.lake.settings.insert_alive
-        self.lake.registry.write(
-            lambda transaction: open_insert(transaction, self.commit_id, self.table.id, folder, alive)
-        )
+        self.lake.registry.write(self._open)
         self.lake.renewals.hold_insert(self.commit_id)
         try:
             failpoints.reach("insert.reserved")
@@ -81,6 +90,13 @@ class Attempt:
             self.__exit__(None, None, None)
             raise
         return self
+
+    def _open(self, transaction: Transaction) -> None:
+        folder, alive = self.folder if self.writes else None, self.lake.settings.insert_alive
+        if self.kind == REWRITE:
+            declare_work(transaction, self.table, self.commit_id, folder, alive)
+        else:
+            open_insert(transaction, self.commit_id, self.table.id, folder, alive, self.kind)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

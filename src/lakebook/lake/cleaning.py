@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lakebook import failpoints
-from lakebook.clock import to_ms
+from lakebook.clock import Enough, never, to_ms
 from lakebook.errors import CommitNotFound, InvalidTable, LakebookError, TableNotFound
 from lakebook.iceberg.publishing import ICEBERG
 from lakebook.lake.attempts import discard
@@ -32,6 +32,7 @@ from lakebook.registry.retirement import (
     expire_versions,
     expired_files,
     forget_files,
+    forget_tombstones,
     mark_deleting,
     oldest_needed_version,
     retirable,
@@ -53,6 +54,8 @@ MAIN = "main"
 
 # Beyond this the clock was set, or the machine slept.
 _JUMP = 2.0
+# Seconds for which a sweep that was stopped may go on with its listing.
+_LISTING_KEPT = 3600.0
 
 
 @dataclass
@@ -161,6 +164,9 @@ class Cleaner:
     def __init__(self, lake: Lake) -> None:
         self._lake = lake
         self._watch = LeaseWatch(lake)
+        # Where it has stopped, because it was enough, and goes on the next time.
+        self._next_file = self._next_insert = ""
+        self._listing: tuple[Iterator[list[ObjectInfo]], float] | None = None
 
     # --- history -------------------------------------------------------------------
 
@@ -300,15 +306,18 @@ class Cleaner:
         dry_run: bool = False,
         wait: bool = True,
         progress: Callable[[str], None] = lambda step: None,
+        enough: Enough = never,
     ) -> Cleaned:
         """Delete files whose grace has passed and which no lease needs, in batches.
 
-        Deleting what is already gone is fine. What storage refuses stays for the next run.
+        Deleting what is already gone is fine. What storage refuses stays for the next run. `enough` is asked
+        after each batch whether to stop; this cleaner's next run goes on from there.
         """
         result = Cleaned(dry_run)
         dead = self._dead(wait and not dry_run, progress)
         now = self._lake.clock.now_ms()
-        after = ""
+        after = "" if enough is never else self._next_file
+        self._next_file = ""
         while True:
             start = after
             page = self._lake.registry.read_with(lambda reader: expired_files(reader, now, start, CHUNK))  # noqa: B023
@@ -317,9 +326,13 @@ class Cleaner:
             after = page[-1][0]
             self._delete_batch([path for path, _, _ in page], {path: size for path, size, _ in page}, dead, result)
             progress(f"{result.files} files deleted")
+            if enough():
+                self._next_file = after
+                break
         result.dead_leases = len(dead)
         if not dry_run:
-            self._lake.registry.write(lambda transaction: end_dead_leases(transaction, dead))
+            self._end_leases(dead)
+            self._lake.registry.write(lambda transaction: forget_tombstones(transaction, CHUNK))
             self._remove_read_folders()
             # A dropped table whose last file has gone now can go as well.
             for table_id, object_id, dropped in self._tables(None):
@@ -360,6 +373,33 @@ class Cleaner:
             lake.store.remove_empty_folders(path)
         return gone, [(path, str(error)) for path, error in failed.items()]
 
+    def empty_dropped(self, enough: Enough = never) -> int:
+        """Hand over the files of dropped tables, and forget tables that have none left; how many files."""
+        now, files = self._lake.clock.now_ms(), 0
+        dead = self._dead(False, lambda step: None)
+        for table_id, object_id, dropped in self._tables(None):
+            more = dropped
+            while more:
+                done = self._expire_some(table_id, object_id, now, 1, dead)
+                files += done.files
+                if enough():
+                    return files
+                more = done.more
+        return files
+
+    def end_dead(self) -> int:
+        """Remove leases of readers that are known to be dead by now; how many. It waits for none.
+
+        Whoever calls this more often than a lease lasts sees every dead one by and by.
+        """
+        dead = self._dead(False, lambda step: None)
+        self._end_leases(dead)
+        return len(dead)
+
+    def _end_leases(self, dead: list[LeaseRecord]) -> None:
+        if dead:
+            self._lake.registry.write(lambda transaction: end_dead_leases(transaction, dead))
+
     def _dead(self, wait: bool, progress: Callable[[str], None]) -> list[LeaseRecord]:
         return self._watch.wait(progress) if wait else self._watch.look()[0]
 
@@ -372,17 +412,37 @@ class Cleaner:
 
     # --- inserts -------------------------------------------------------------------
 
-    def sweep(self, *, dry_run: bool = False, progress: Callable[[str], None] = lambda step: None) -> Swept:
+    def sweep(
+        self,
+        *,
+        dry_run: bool = False,
+        progress: Callable[[str], None] = lambda step: None,
+        enough: Enough = never,
+    ) -> Swept:
         """Remove what inserts left that failed or died, by their commit rows, and what outside engines left.
 
         Folders of finished inserts are swept once more after a grace, for executors that were late. Outside
         engines have no commit rows: what lies in an Iceberg location goes when no row knows it and it is
-        older than `outside_grace`. Nothing else is ever removed because of a listing.
+        older than `outside_grace`. Nothing else is ever removed because of a listing. `enough` is asked now
+        and then whether to stop; this cleaner's next sweep goes on from there.
         """
         result = Swept(dry_run)
+        if not dry_run:
+            self._lake.registry.write(lambda transaction: forget_tombstones(transaction, CHUNK))
+        if not self._sweep_inserts(result, progress, enough):
+            return result
+        try:
+            self._sweep_locations(result, progress, enough)
+        except LakebookError as error:
+            result.failed.append((ICEBERG, str(error)))
+        return result
+
+    def _sweep_inserts(self, result: Swept, progress: Callable[[str], None], enough: Enough) -> bool:
+        """Sweep the folders of inserts; whether all of them were looked at."""
         now = self._lake.clock.now_ms()
         before = now - round(self._lake.settings.sweep_grace * 1000)
-        after = ""
+        after = "" if enough is never else self._next_insert
+        self._next_insert = ""
         while True:
             start = after
             page = self._lake.registry.read_with(lambda reader: unswept_inserts(reader, start, now, before, CHUNK))  # noqa: B023
@@ -392,23 +452,33 @@ class Cleaner:
                     self._sweep_one(insert, result)
                 except LakebookError as error:
                     result.failed.append((insert.folder or insert.commit_id, str(error)))
+                if enough():
+                    self._next_insert = after
+                    return False
             progress(f"{result.objects} objects removed")
             if len(page) < CHUNK:
-                break
-        try:
-            self._sweep_locations(result, progress)
-        except LakebookError as error:
-            result.failed.append((ICEBERG, str(error)))
-        return result
+                return True
 
-    def _sweep_locations(self, result: Swept, progress: Callable[[str], None]) -> None:
-        for items in abandoned_objects(self._lake):
-            if result.dry_run:
-                result.objects += len(items)
-                continue
+    def _sweep_locations(self, result: Swept, progress: Callable[[str], None], enough: Enough) -> None:
+        # A listing of many objects takes long, and has no order: so it is kept until the next sweep, if that
+        # comes soon. What it tells of an object's age must not be old itself.
+        now = self._lake.clock.monotonic()
+        kept, self._listing = self._listing, None
+        fresh = enough is not never and kept is not None and now - kept[1] < _LISTING_KEPT
+        listing = kept[0] if kept is not None and fresh else abandoned_objects(self._lake)
+        for items in listing:
+            self._sweep_abandoned(items, result, progress)
+            if enough():
+                self._listing = (listing, self._lake.clock.monotonic())
+                return
+
+    def _sweep_abandoned(self, items: list[ObjectInfo], result: Swept, progress: Callable[[str], None]) -> None:
+        if result.dry_run:
+            result.objects += len(items)
+        elif items:
             files = [(item.path, item.size) for item in items]
             # Marked before they are deleted: from then on no commit can name them.
-            marked = self._lake.registry.write(lambda transaction: claim_abandoned(transaction, files))  # noqa: B023
+            marked = self._lake.registry.write(lambda transaction: claim_abandoned(transaction, files))
             gone, failed = self._delete_marked(marked)
             result.objects += len(gone)
             result.failed += failed
@@ -468,12 +538,14 @@ class Cleaner:
 
 
 def abandoned_objects(lake: Lake) -> Iterator[list[ObjectInfo]]:
-    """Objects in Iceberg locations that are older than the grace for outside engines and that no row accounts for."""
-    for items in chunks(item for item in lake.store.list(ICEBERG) if is_past_grace(lake, item)):
-        paths = [item.path for item in items]
-        found = lake.registry.read_with(lambda reader: unaccounted_paths(reader, paths))  # noqa: B023
-        if found:
-            yield [item for item in items if item.path in found]
+    """Objects in Iceberg locations that are older than the grace for outside engines and that no row accounts for.
+
+    One list for every chunk of objects there are, empty ones too: whoever sweeps may stop after each.
+    """
+    for items in chunks(lake.store.list(ICEBERG)):
+        paths = [item.path for item in items if is_past_grace(lake, item)]
+        found = lake.registry.read_with(lambda reader: unaccounted_paths(reader, paths)) if paths else set()  # noqa: B023
+        yield [item for item in items if item.path in found]
 
 
 def is_past_grace(lake: Lake, item: ObjectInfo) -> bool:

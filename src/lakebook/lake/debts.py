@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from lakebook import failpoints
+from lakebook.clock import Enough, never
 from lakebook.errors import CorruptFooter, LakebookError, ObjectNotFound
 from lakebook.iceberg.arrow_files import check_readable_as, file_schema, has_field_ids
 from lakebook.iceberg.bounds import ColumnBounds
@@ -28,12 +29,16 @@ class Settled:
 
     paid: int = 0
     failed: list[tuple[str, str]] = field(default_factory=list)
+    #: The last path that was looked at, where it was stopped before the end.
+    stopped_at: str = ""
 
 
-def settle_debts(lake: Lake, table_id: int | None = None) -> Settled:
-    """Take what is owed of a table's files, or of all tables'. What fails stays owed."""
+def settle_debts(lake: Lake, table_id: int | None = None, *, enough: Enough = never, after: str = "") -> Settled:
+    """Take what is owed of a table's files, or of all tables'. What fails stays owed.
+
+    `enough` is asked after each file whether to stop; `after` is where a former call has stopped.
+    """
     result = Settled()
-    after = ""
     while True:
         start = after
         page = lake.registry.read_with(lambda reader: list_debts(reader, table_id, start, CHUNK))  # noqa: B023
@@ -45,6 +50,9 @@ def settle_debts(lake: Lake, table_id: int | None = None) -> Settled:
                 reason = str(error)
                 result.failed.append((debt.file_path, reason))
                 lake.registry.write(lambda transaction: note_debt(transaction, debt, reason))  # noqa: B023
+            if enough():
+                result.stopped_at = after
+                return result
         if len(page) < CHUNK:
             return result
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,22 +12,28 @@ from cachetools import LRUCache
 
 from lakebook.clock import Clock
 from lakebook.config import Settings
-from lakebook.errors import NotPublishable, PublishFailed, SparkUnsuitable, TableNotFound
+from lakebook.errors import LakebookError, NotPublishable, PublishFailed, SparkUnsuitable, TableNotFound
 from lakebook.iceberg.partitioning import order_from_json, spec_from_json
 from lakebook.iceberg.publishing import Publisher
 from lakebook.iceberg.schemas import schema_from_json
-from lakebook.lake.background import BackgroundPublisher
+from lakebook.lake.background import BackgroundPublisher, Look
 from lakebook.lake.renewals import Renewals
 from lakebook.metrics import Metrics
-from lakebook.registry.publishing import Pointer, snapshots_of
+from lakebook.registry.publishing import Pointer, pointer_of, snapshots_of, standing_of
 from lakebook.registry.registry import Registry
+from lakebook.registry.schedulers import publishes_for_all
 from lakebook.registry.tables import TableMetadata, TableRecord, get_metadata
+from lakebook.registry.transactions import Reader
 from lakebook.storage.objects import ObjectStore
 from lakebook.storage.warehouse import Warehouse
+
+LOG = logging.getLogger("lakebook.publishing")
 
 T = TypeVar("T")
 
 _SHAPES = 1000
+# Versions after which a writer looks how many are not published: not at each, that would be felt.
+_BETWEEN_LOOKS = 32
 # The one format that Iceberg knows too.
 _PUBLISHED = "parquet"
 
@@ -86,7 +93,9 @@ class Lake:
         #: Publishes tables as Iceberg.
         self.publisher = Publisher(registry, self.store)
         #: Publishes in the background what this process has changed.
-        self.background = BackgroundPublisher(self.publish, self.clock, self.settings.publish_lag)
+        self.background = BackgroundPublisher(
+            self.publish, self.clock, self.settings.publish_lag, look=self._look_before_publishing
+        )
         #: Takes the footers that outside engines' files owe. Apart: checksums of large files take long.
         self.settling = BackgroundPublisher(self._settle, self.clock, 0.0, done="looked at")
         #: By table and schema version.
@@ -114,7 +123,10 @@ class Lake:
         The snapshot that covers the version, where there is one already.
         """
         self.notice(table)
-        if table.format != _PUBLISHED or self.settings.publish != "sync":
+        if table.format != _PUBLISHED or self.settings.publish == "off":
+            return None
+        if self.settings.publish == "async":
+            self._bound_backlog(table, version)
             return None
         try:
             pointer = self.publish(table)
@@ -132,6 +144,32 @@ class Lake:
         """Have a table that may have changed published in the background, where that is how it is done."""
         if table.format == _PUBLISHED and self.settings.publish == "async":
             self.background.notice(table)
+
+    def _look_before_publishing(self, table: TableRecord, leases: int) -> Look:
+        now, silence = self.clock.now_ms(), round(leases * self.settings.astha_lease * 1000)
+
+        def look(reader: Reader) -> Look:
+            standing = standing_of(reader, table.id)
+            if standing is None or not standing.is_pending:
+                return Look(is_pending=False)
+            others = leases > 0 and publishes_for_all(reader, table.id, now, silence)
+            return Look(publications=standing.metadata_number, others=others)
+
+        return self.registry.read_with(look)
+
+    def _bound_backlog(self, table: TableRecord, version: int) -> None:
+        """Have who changes a table publish it, where too many versions of it are not: so it waits for its readers."""
+        most = self.settings.publish_backlog
+        if not most or version % max(1, min(_BETWEEN_LOOKS, most // 4)):
+            return
+        try:
+            pointer = self.registry.read_with(lambda reader: pointer_of(reader, table.id))
+        except LakebookError as error:
+            # The change is committed; the next look makes up for this one.
+            LOG.warning("it is not known how much of %s is published (%s)", table.shown, error)
+            return
+        if version - (-1 if pointer is None else pointer.version) > most:
+            self.background.publish_at_once(table)
 
     def _settle(self, table: TableRecord) -> None:
         from lakebook.lake.debts import settle_debts

@@ -77,7 +77,7 @@ class ParquetFormat:
                 shape.schema,
                 shape.spec,
                 shape.order,
-                _writer_properties(lake, attempt.table, shape),
+                {**_writer_properties(lake, attempt.table, shape), **attempt.writing},
                 lake.clock.now_ms(),
             )
         failpoints.reach("insert.staged")

@@ -32,6 +32,7 @@ from lakebook.lake.steps import Steps
 from lakebook.names import shown
 from lakebook.predicates import Always, fields_of
 from lakebook.registry.file_stats import stats_of_files
+from lakebook.registry.inserts import REWRITE
 from lakebook.registry.table_files import (
     NewFile,
     PlannedFile,
@@ -61,7 +62,7 @@ def overwrite(
         raise InvalidInput("a predicate and a partition were given; only one can be", on=table.shown)
     summary = check_properties(properties)
     steps = Steps(lake.clock)
-    with one_clear_error(table), acquire(lake, table) as lease, Attempt(lake, table) as attempt:
+    with one_clear_error(table), _declared(lake, table) as attempt, acquire(lake, table) as lease:
         plan = make_plan(lake, table, lease.version, lease.schema_version, where)
         wanted = None if partition is None else _partition_record(plan, partition)
         whole, partly = _split(plan) if wanted is None else ([file for file in plan if wanted(file)], [])
@@ -85,6 +86,11 @@ def overwrite(
         with steps.step("commit"):
             committed = attempt.commit(change)
         return report(lake, table, attempt, change, committed, steps)
+
+
+def _declared(lake: Lake, table: TableRecord) -> Attempt:
+    """An attempt at ending files: it is declared before it looks at a version, so that compactions give way."""
+    return Attempt(lake, table, kind=REWRITE)
 
 
 def _refuse_rivals(transaction: Transaction, plan: Plan, wanted: Callable[[Any], bool] | None) -> None:
@@ -115,7 +121,7 @@ def delete(
     """Delete the rows of a predicate. Files of which only some rows match are rewritten on Spark."""
     summary = check_properties(properties)
     steps = Steps(lake.clock)
-    with one_clear_error(table), acquire(lake, table) as lease, Attempt(lake, table) as attempt:
+    with one_clear_error(table), _declared(lake, table) as attempt, acquire(lake, table) as lease:
         plan = make_plan(lake, table, lease.version, lease.schema_version, where)
         whole, partly = _split(plan)
         files: list[NewFile] = []
@@ -130,7 +136,7 @@ def delete(
             assert rest is not None
             files = insert_data(lake, table, attempt, rest, steps, lease.schema_version)
             # Nothing matched in the end: leave the files as they are.
-            if sum(file.row_count for file in files) == rows_left(_whole(plan, partly), lease):
+            if sum(file.row_count for file in files) == rows_left(of_files(plan, partly), lease):
                 partly, files = [], []
                 lake.store.delete_folder(attempt.folder)
         if not whole and not partly:
@@ -158,7 +164,7 @@ def replace(
     summary = check_properties(properties)
     steps = Steps(lake.clock)
     wanted = list(dict.fromkeys(paths))
-    with one_clear_error(table), acquire(lake, table) as lease, Attempt(lake, table) as attempt:
+    with one_clear_error(table), _declared(lake, table) as attempt, acquire(lake, table) as lease:
         rows = lake.registry.read_with(lambda reader: files_by_path(reader, wanted))
         own = {path for path, row in rows.items() if row["table_id"] == table.id and not row["content"]}
         strange = [path for path in wanted if path not in own]
@@ -169,13 +175,7 @@ def replace(
         files = insert_data(lake, table, attempt, frame, steps)
         plan = make_plan(lake, table, lease.version, lease.schema_version, None)
         ids = sorted(row["id"] for row in rows.values())
-        before, after = rows_left(_whole(plan, files_of(plan, ids)), lease), sum(file.row_count for file in files)
-        if before != after:
-            raise InvalidTable(
-                f"the files have {before} rows and their replacement {after}",
-                on=table.shown,
-                remedy="A replacement changes no rows; use overwrite",
-            )
+        require_same_rows(of_files(plan, files_of(plan, ids)), lease, files)
         change = TableChange("replace", files, ids, summary, read_version=lease.version)
         with steps.step("commit"):
             committed = attempt.commit(change)
@@ -203,10 +203,22 @@ def _remaining(spark: SparkSession, plan: Plan, files: Sequence[PlannedFile], le
     """The rows of partly matching files that stay."""
     if not files:
         return None
-    return frames.not_matching(read_frame(spark, _whole(plan, files), lease), plan.predicate)
+    return frames.not_matching(read_frame(spark, of_files(plan, files), lease), plan.predicate)
 
 
-def _whole(plan: Plan, files: Iterable[PlannedFile]) -> Plan:
+def require_same_rows(plan: Plan, lease: Lease, files: Iterable[NewFile]) -> int:
+    """Refuse files that have not as many rows as are left in those of a plan, which they replace; how many."""
+    before, after = rows_left(plan, lease), sum(file.row_count for file in files)
+    if before != after:
+        raise InvalidTable(
+            f"the files have {before} rows and their replacement {after}",
+            on=plan.table.shown,
+            remedy="A replacement changes no rows; use overwrite",
+        )
+    return after
+
+
+def of_files(plan: Plan, files: Iterable[PlannedFile]) -> Plan:
     """A plan of all rows of some files: also of row groups that cannot match, for their rows stay."""
     every = tuple(dataclasses.replace(file, row_groups=None) for file in files)
     return dataclasses.replace(plan, predicate=Always(True), given=every)

@@ -16,8 +16,9 @@ from lakebook.iceberg.evolution import SchemaUpdate
 from lakebook.iceberg.partitioning import order_texts, spec_texts
 from lakebook.iceberg.schemas import describe_type, schema_to_json
 from lakebook.iceberg.table_metadata import shapes_of
-from lakebook.lake import rewriting
+from lakebook.lake import compaction, rewriting, tagging
 from lakebook.lake.appender import Appender
+from lakebook.lake.compaction import CompactionReport
 from lakebook.lake.extremes import Extremes, count_rows, extremes
 from lakebook.lake.formats import FORMATS
 from lakebook.lake.inserting import InsertReport, add_files, insert_arrow, insert_frame
@@ -29,6 +30,7 @@ from lakebook.lake.properties import check_table_properties
 from lakebook.lake.published import PublishReport, publish_now, published_as
 from lakebook.lake.reading import read_batches, read_frame, read_table
 from lakebook.lake.sources import read_source
+from lakebook.lake.tagging import Tag
 from lakebook.names import shown
 from lakebook.pages import Page, check_limit, page_of
 from lakebook.registry.history import TableVersion, list_versions
@@ -293,6 +295,27 @@ class Table:
         record = self._current()
         return self._lake.registry.read_with(lambda reader: snapshots_of(reader, record.id))
 
+    def tag(
+        self,
+        name: str,
+        *,
+        version: int | None = None,
+        snapshot_id: int | None = None,
+        keep_seconds: float | None = None,
+    ) -> Tag:
+        """Keep the newest state, that of a version, or a snapshot, under a name that every engine knows."""
+        return tagging.tag(
+            self._lake, self._current(), name, version=version, snapshot_id=snapshot_id, keep_seconds=keep_seconds
+        )
+
+    def untag(self, name: str) -> Tag:
+        """Remove a tag; what only it kept goes later."""
+        return tagging.untag(self._lake, self._current(), name)
+
+    def tags(self) -> list[Tag]:
+        """The tags that the published metadata has, the one on the oldest snapshot first."""
+        return tagging.tags(self._lake, self._current())
+
     @property
     def metadata_location(self) -> str | None:
         """The address of the newest metadata file, for engines that read it without a catalog; none before one is."""
@@ -395,6 +418,13 @@ class Table:
     ) -> InsertReport:
         """Replace files, by their paths in the warehouse, by the same rows in other files."""
         return rewriting.replace(self._lake, self._current(), paths, frame, properties)
+
+    def compact(self, spark: SparkSession, *, max_bytes: int | None = None) -> CompactionReport:
+        """Put the rows of small files, and of files with many deleted rows, into files of the right size.
+
+        It makes versions that change no row, until there is nothing to gain or so many bytes were rewritten.
+        """
+        return compaction.compact(self._lake, self._current(), spark, max_bytes=max_bytes)
 
     # --- reading -------------------------------------------------------------------
 

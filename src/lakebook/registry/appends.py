@@ -245,7 +245,8 @@ def landed_before(reader: Reader, turn: AppendTurn, segments: Sequence[SegmentIn
     """What an earlier call with the same turn and the same segments has landed; none if it has not."""
     state = reader.one(STATE_OF_COMMIT, turn.commit_id)
     partition = reader.one(PARTITION_ROW, turn.topic_id, turn.partition_id)
-    if state != ("committed",) or partition is None:
+    # Without a commit row it is finished for long: then what has landed tells how.
+    if state not in (("committed",), None) or partition is None:
         return None
     row = row_of(schema.partitions, partition)
     landed = [_landed_segment(reader, turn, segment) for segment in segments]

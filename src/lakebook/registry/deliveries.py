@@ -145,6 +145,16 @@ TABLE_OF_OBJECT = Statement(
 )
 CURSORS = Statement(sa.select(schema.cursors).order_by(schema.cursors.c.subscriber))
 
+EVENTS_AFTER = Statement(sa.select(sa.func.count()).where(_e.id > bind("after")), "after")
+# What a cursor is in the middle of reading counts as not read.
+EVENTS_SINCE = Statement(
+    sa.text(
+        "SELECT count(*) FROM events WHERE xid >= pg_snapshot_xmin(CAST(:since AS pg_snapshot))"
+        " AND NOT pg_visible_in_snapshot(xid, CAST(:since AS pg_snapshot))"
+    ),
+    "since",
+)
+
 INSERT_DEAD_LETTER = insert_into(
     schema.dead_letters, *(str(column.name) for column in schema.dead_letters.columns if column.name != "id")
 )
@@ -158,6 +168,9 @@ DEAD_LETTERS = Statement(
     "most",
 )
 DEAD_LETTER = Statement(sa.select(schema.dead_letters).where(_x.id == bind("of_id")), "of_id")
+COUNT_LETTERS = Statement(
+    sa.select(_x.subscriber, sa.func.count()).where(_x.redriven_at.is_(None)).group_by(_x.subscriber)
+)
 REDRIVEN = Statement(
     sa.update(schema.dead_letters)
     .where(_x.subscriber == bind("of_subscriber"), _x.object_id == bind("of_object"), _x.redriven_at.is_(None))
@@ -360,6 +373,16 @@ def list_cursors(reader: Reader) -> list[tuple[str, Cursor, datetime]]:
     return [(name, Cursor.parse(position), to_datetime(at)) for name, position, at in reader.all(CURSORS)]
 
 
+def events_behind(reader: Reader, cursor: Cursor) -> int:
+    """How many events a cursor has not passed yet."""
+    if cursor.kind == POSTGRESQL:
+        row = reader.one(EVENTS_SINCE, cursor.since)
+    else:
+        row = reader.one(EVENTS_AFTER, cursor.after)
+    assert row is not None
+    return int(row[0])
+
+
 def events_of_object(
     reader: Reader, object_id: int, first: int, last: int, tables: Sequence[str], most: int
 ) -> list[Event]:
@@ -422,6 +445,11 @@ def park(transaction: Transaction, subscriber: str, event: Event, attempts: int,
 def list_dead_letters(reader: Reader, after: int, most: int) -> list[DeadLetter]:
     """Dead letters, the oldest first."""
     return [_letter_from(row) for row in reader.all(DEAD_LETTERS, after, most)]
+
+
+def count_dead_letters(reader: Reader) -> dict[str, int]:
+    """How many events are parked for each subscriber, and were not driven again."""
+    return {name: int(number) for name, number in reader.all(COUNT_LETTERS)}
 
 
 def get_dead_letter(reader: Reader, letter_id: int) -> DeadLetter:

@@ -5,6 +5,9 @@ commit in another order than they were drawn, so a cursor is a snapshot: new is 
 visible now and was not visible then. While a long list is read in pages the cursor also
 remembers the snapshot the pages belong to and how far it has come. Within a lake object
 ids and sequences grow together, because both are given out under the object's lock.
+
+Events that nobody needs any more are removed (`pruning`). The book keeps the horizon: a cursor up to
+which some may be gone. Whoever reads from a cursor before it is told so, and never skips silently.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from lakebook.errors import CursorExpired, InvalidCursor
 from lakebook.names import check_name, shown
 from lakebook.pages import check_limit
 from lakebook.registry import schema
+from lakebook.registry.pg_snapshots import PgSnapshot
 from lakebook.registry.registry import Registry
 from lakebook.registry.statements import POSTGRESQL, ZERO, Statement, bind, insert_into
 from lakebook.registry.transactions import Reader, Row, Transaction
@@ -69,6 +73,7 @@ NEW_IN_SNAPSHOT = Statement(
 CURRENT_SNAPSHOT = Statement(sa.text("SELECT CAST(pg_current_snapshot() AS text)"))
 
 CURRENT_EPOCH = Statement(sa.select(schema.book.c.epoch))
+HORIZON = Statement(sa.select(schema.book.c.epoch, schema.book.c.events_horizon))
 
 _cu = schema.cursors.c
 LOAD_CURSOR = Statement(sa.select(_cu.position).where(_cu.subscriber == bind("name")), "name")
@@ -84,7 +89,9 @@ UPDATE_CURSOR = Statement(
 DELETE_CURSOR = Statement(sa.delete(schema.cursors).where(_cu.subscriber == bind("name")), "name")
 
 _NOTHING_SEEN = "1:1:"
-_SNAPSHOT = re.compile(r"(\d{1,19}):(\d{1,19}):((?:\d{1,19}(?:,\d{1,19})*)?)", re.ASCII)
+# On SQLite: before the first id, and so that it differs from the end of an empty log.
+_BEFORE_ALL = -1
+_BEGINNING = "beginning"
 _TOKEN = re.compile(r"(?P<epoch>[0-9a-f]{32})/(?P<kind>sqlite|postgresql)/(?P<position>.*)")
 
 
@@ -122,8 +129,26 @@ class Cursor:
     after: int = 0
 
     def __str__(self) -> str:
-        position = str(self.after) if self.kind != POSTGRESQL else f"{self.since}|{self.upto}|{self.after}"
+        if self.kind == POSTGRESQL:
+            position = f"{self.since}|{self.upto}|{self.after}"
+        else:
+            position = _BEGINNING if self.after == _BEFORE_ALL else str(self.after)
         return f"{self.epoch}/{self.kind}/{position}"
+
+    @property
+    def is_beginning(self) -> bool:
+        """Whether it stands before the oldest event that is kept, whichever that is."""
+        if self.kind == POSTGRESQL:
+            return self.since == _NOTHING_SEEN and not self.upto
+        return self.after == _BEFORE_ALL
+
+    def is_behind(self, horizon: Cursor) -> bool:
+        """Whether events that it has not passed may be gone, by the horizon of the log."""
+        if self.kind != POSTGRESQL:
+            return self.after < horizon.after
+        # Those of a page that is half read are counted as not passed.
+        since, gone = PgSnapshot.parse(self.since), PgSnapshot.parse(horizon.since)
+        return since is None or gone is None or not since.includes(gone)
 
     @classmethod
     def parse(cls, text: str) -> Cursor:
@@ -133,21 +158,12 @@ class Cursor:
             raise _not_a_cursor(text)
         epoch, kind, position = match["epoch"], match["kind"], match["position"]
         if kind != POSTGRESQL:
-            return cls(epoch, kind, after=_whole(position, text))
+            return cls(epoch, kind, after=_BEFORE_ALL if position == _BEGINNING else _whole(position, text))
         parts = position.split("|")
-        if len(parts) != 3 or not _is_snapshot(parts[0]) or (parts[1] and not _is_snapshot(parts[1])):
+        # Without pages the second one is missing.
+        if len(parts) != 3 or any(PgSnapshot.parse(part) is None for part in (parts[0], parts[1] or parts[0])):
             raise _not_a_cursor(text)
         return cls(epoch, kind, parts[0], parts[1], _whole(parts[2], text))
-
-
-def _is_snapshot(text: str) -> bool:
-    """Whether PostgreSQL would take the text for a snapshot: xmin, xmax, and what was open between."""
-    match = _SNAPSHOT.fullmatch(text)
-    if match is None:
-        return False
-    low, high = int(match[1]), int(match[2])
-    between = [int(part) for part in match[3].split(",") if part]
-    return 0 < low <= high and between == sorted(set(between)) and all(low <= xid < high for xid in between)
 
 
 def _whole(text: str, cursor: str) -> int:
@@ -213,7 +229,8 @@ class EventLog:
 
     def beginning(self) -> Cursor:
         """The position before the oldest event that is kept."""
-        return Cursor(self._registry.epoch, self._registry.kind)
+        after = 0 if self._registry.kind == POSTGRESQL else _BEFORE_ALL
+        return Cursor(self._registry.epoch, self._registry.kind, after=after)
 
     def now(self) -> Cursor:
         """The position behind everything that is committed."""
@@ -227,17 +244,20 @@ class EventLog:
         read = _read_postgresql if cursor.kind == POSTGRESQL else _read_sqlite
 
         def work(reader: Reader) -> EventBatch:
-            batch = read(reader, cursor, limit)
-            # After the events: a new epoch removes them in the transaction that begins it, so if it is
-            # still the old one now, none was missing then.
-            row = reader.one(CURRENT_EPOCH)
-            if row is None or row[0] != cursor.epoch:
-                raise CursorExpired(
-                    "the cursor belongs to another epoch of the book",
-                    on="events",
-                    remedy="Read the state from the registry and start with a new cursor",
-                )
-            return batch
+            while True:
+                start = (_horizon(reader, cursor) or cursor) if cursor.is_beginning else cursor
+                batch = read(reader, start, limit)
+                # After the events: a new epoch removes them in the transaction that begins it, and so does
+                # whoever moves the horizon. If both are as they should be now, none was missing then.
+                horizon = _horizon(reader, cursor)
+                if horizon is None or not start.is_behind(horizon):
+                    return batch
+                if not cursor.is_beginning:
+                    raise CursorExpired(
+                        "events that come after the cursor are no longer kept",
+                        on="events",
+                        remedy="Read the state from the registry and start with a new cursor",
+                    )
 
         # What a good plan is depends on the snapshots, so it is made for these very values.
         return self._registry.read_with(work, plan_once=False)
@@ -262,6 +282,18 @@ class EventLog:
         """Forget a subscriber; it begins with a refresh when it comes back."""
         check_name("subscriber", subscriber)
         self._registry.write(lambda transaction: transaction.run(DELETE_CURSOR, subscriber))
+
+
+def _horizon(reader: Reader, cursor: Cursor) -> Cursor | None:
+    """Up to where events may be gone; refused if the cursor is not of the book's present epoch."""
+    row = reader.one(HORIZON)
+    if row is None or row[0] != cursor.epoch:
+        raise CursorExpired(
+            "the cursor belongs to another epoch of the book",
+            on="events",
+            remedy="Read the state from the registry and start with a new cursor",
+        )
+    return None if row[1] is None else Cursor.parse(row[1])
 
 
 def _read_sqlite(reader: Reader, cursor: Cursor, limit: int) -> EventBatch:

@@ -15,9 +15,11 @@ import sqlalchemy as sa
 from lakebook.registry import schema
 from lakebook.registry.commits import open_commit_row
 from lakebook.registry.statements import ONE, POSTGRESQL, SQLITE, ZERO, Statement, among, bind, insert_into
+from lakebook.registry.tables import TableRecord, current_table
 from lakebook.registry.transactions import Reader, Transaction
 
-INSERT = "insert"
+#: What an attempt is for: to add files; to end files that it has read; to put the same rows into other files.
+INSERT, REWRITE, COMPACTION = "insert", "rewrite", "compaction"
 
 _i = schema.inserts.c
 _c = schema.commits.c
@@ -89,6 +91,21 @@ ANY_INSERT_OR_TABLE = Statement(
     .limit(ONE)
     .offset(ZERO)
 )
+# From the few open commits on: there is a row for every attempt of the last hour.
+DECLARED_WORK = Statement(
+    sa.select(_i.commit_id)
+    .select_from(schema.commits.join(schema.inserts, _i.commit_id == _c.id))
+    .where(
+        # Such that no database goes by the index on kinds, in which all finished ones are.
+        sa.text(f"commits.state = 'open' AND commits.kind || '' = '{REWRITE}'"),
+        _i.table_id == bind("of_table"),
+        _i.alive_until > bind("now"),
+    )
+    .limit(ONE)
+    .offset(ZERO),
+    "of_table",
+    "now",
+)
 NOTE_SWEPT = Statement(
     sa.update(schema.inserts).where(_i.commit_id == bind("of_commit")).values(swept_at=bind("now")),
     "now",
@@ -154,6 +171,25 @@ def open_insert(
     open_commit_row(transaction, commit_id, kind)
     now = transaction.clock.now_ms()
     transaction.run(INSERT_INSERT, commit_id, table_id, folder, None, None, now, now + round(alive * 1000), None)
+
+
+def declare_work(
+    transaction: Transaction, table: TableRecord, commit_id: str, folder: str | None, alive: float
+) -> None:
+    """Open an attempt at ending files, before it has looked at any.
+
+    A compaction asks for such work under the table's lock when it commits, and gives way. This takes the same
+    lock: either the compaction sees the work, or whoever declares it reads what the compaction has made.
+    """
+    current_table(transaction, table)
+    transaction.lock(table.object_id)
+    open_insert(transaction, commit_id, table.id, folder, alive, REWRITE)
+
+
+def declared_work(reader: Reader, table_id: int, now: int) -> str | None:
+    """An attempt at ending files of a table that is at work; none if there is none."""
+    row = reader.one(DECLARED_WORK, table_id, now)
+    return None if row is None else str(row[0])
 
 
 def renew_insert(transaction: Transaction, commit_id: str, alive: float) -> None:

@@ -29,6 +29,9 @@ DONE, FAILED, YIELDED = "done", "failed", "yielded"
 #: Kinds of requests.
 REFRESH, TAG, RUN = "refresh", "tag", "run"
 
+#: Components that are told of events; what they did not act on while they rested, a refresh makes up for.
+TOLD_OF_EVENTS = ("iceberg_updater", "compactor", "snapshotter", "orchestrator")
+
 _h = schema.maintenance_history.c
 _p = schema.pauses.c
 _r = schema.requests.c
@@ -91,6 +94,8 @@ END_PAUSE = Statement(
     "of_component",
     "of_table",
 )
+
+OBJECT_OF = Statement(sa.select(schema.tables.c.object_id).where(schema.tables.c.id == bind("of_table")), "of_table")
 
 INSERT_REQUEST = insert_into(schema.requests)
 REQUEST = Statement(sa.select(_r.requested_at).where(_r.request_key == bind("of_key")), "of_key")
@@ -242,6 +247,16 @@ def _pause_from(row: Row) -> Pause:
 # --- requests ------------------------------------------------------------------
 
 
+def request_key(kind: str, component: str, object_id: int, argument: Mapping[str, Any]) -> str:
+    """What makes a request one and the same, however often it is asked."""
+    return f"{kind}/{component}/{object_id}/{orjson.dumps(dict(argument), option=orjson.OPT_SORT_KEYS).decode()}"
+
+
+def is_asked(reader: Reader, key: str) -> bool:
+    """Whether a request is waiting to be met."""
+    return reader.one(REQUEST, key) is not None
+
+
 def ask(
     transaction: Transaction,
     kind: str,
@@ -251,8 +266,8 @@ def ask(
 ) -> str:
     """Ask something of whoever runs a component; asking the same twice is asking once. The request's key."""
     given = dict(argument or {})
-    key = f"{kind}/{component}/{object_id}/{orjson.dumps(given, option=orjson.OPT_SORT_KEYS).decode()}"
-    if transaction.one(REQUEST, key) is None:
+    key = request_key(kind, component, object_id, given)
+    if not is_asked(transaction, key):
         now = transaction.clock.now_ms()
         transaction.run(INSERT_REQUEST, key, kind, component, object_id, orjson.dumps(given).decode(), now, owner())
     return key
@@ -275,3 +290,23 @@ def meet(transaction: Transaction, requests: Sequence[Request]) -> None:
 
 def _parsed(value: Any) -> Any:
     return orjson.loads(value) if isinstance(value, str) else value
+
+
+# --- going on ------------------------------------------------------------------
+
+
+def resume_component(transaction: Transaction, component: str, table_id: int | None) -> bool:
+    """Let a component go on, and have it make up for what came while it rested; whether it rested."""
+    if not end_pause(transaction, component, table_id):
+        return False
+    # Of no table in particular: all of them.
+    object_id = 0
+    if table_id is not None:
+        row = transaction.one(OBJECT_OF, table_id)
+        if row is None:
+            return True
+        object_id = int(row[0])
+    for name in TOLD_OF_EVENTS:
+        if component in (name, EVERY_COMPONENT):
+            ask(transaction, REFRESH, name, object_id)
+    return True

@@ -319,7 +319,7 @@ def _require_free(transaction: Transaction, table: TableRecord, files: Sequence[
         _require_unused(transaction, table, listed)
         for statement, what in (
             (ROWS_BY_PATH, "it is or was a file of a table"),
-            (WAITING, "it waits for its removal"),
+            (WAITING, "it waits for its removal, or was removed within the last day"),
         ):
             if transaction.one(statement, listed) is not None:
                 raise PathInUse(what, on=table.shown, remedy=_NEW_FILES)

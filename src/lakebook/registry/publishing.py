@@ -19,6 +19,7 @@ from lakebook.registry.changes import capture, delete_rows, row_of
 from lakebook.registry.file_stats import ColumnStats, stats_of_files
 from lakebook.registry.history import TableVersion, version_from
 from lakebook.registry.leases import leases_of
+from lakebook.registry.owed import complete_updates, reopen_updates
 from lakebook.registry.statements import ONE, POSTGRESQL, SQLITE, ZERO, Statement, among, bind, insert_into
 from lakebook.registry.table_files import CHUNK, chunks
 from lakebook.registry.tables import (
@@ -221,25 +222,29 @@ FORGET_SNAPSHOTS_LISTINGS = Statement(
     sa.delete(schema.snapshot_manifests).where(_l.table_id == bind("of_table")), "of_table"
 )
 FORGET_DEBTS_OF = Statement(sa.delete(schema.footer_debts).where(_d.table_id == bind("of_table")), "of_table")
+_with_pointer = schema.tables.join(
+    schema.table_metadata,
+    sa.and_(_m.table_id == schema.tables.c.id, _m.schema_version == schema.tables.c.schema_version),
+).outerjoin(schema.iceberg_tables, _i.table_id == schema.tables.c.id)
+_is_pending = sa.and_(
+    schema.tables.c.format == sa.literal_column("'parquet'"),
+    sa.or_(_i.version.is_(None), _i.version < schema.tables.c.version, _i.properties_at != _m.updated_at),
+)
 PENDING_TABLES = Statement(
     sa.select(schema.tables.c.id)
-    .select_from(
-        schema.tables.join(
-            schema.table_metadata,
-            sa.and_(_m.table_id == schema.tables.c.id, _m.schema_version == schema.tables.c.schema_version),
-        ).outerjoin(schema.iceberg_tables, _i.table_id == schema.tables.c.id)
-    )
-    .where(
-        schema.tables.c.deleted_at.is_(None),
-        schema.tables.c.format == sa.literal_column("'parquet'"),
-        schema.tables.c.id > bind("after"),
-        sa.or_(_i.version.is_(None), _i.version < schema.tables.c.version, _i.properties_at != _m.updated_at),
-    )
+    .select_from(_with_pointer)
+    .where(schema.tables.c.deleted_at.is_(None), schema.tables.c.id > bind("after"), _is_pending)
     .order_by(schema.tables.c.id)
     .limit(bind("most", sa.Integer))
     .offset(ZERO),
     "after",
     "most",
+)
+STANDING = Statement(
+    sa.select(sa.case((_is_pending, ONE), else_=ZERO), _i.metadata_number)
+    .select_from(_with_pointer)
+    .where(schema.tables.c.deleted_at.is_(None), schema.tables.c.id == bind("of_table")),
+    "of_table",
 )
 
 
@@ -259,6 +264,15 @@ class Pointer:
     version: int
     properties_at: int
     published_at: int
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Whether a live table has something to publish, and how often it was published."""
+
+    is_pending: bool
+    #: Grows with every publication, whoever makes it; none before the first.
+    metadata_number: int | None
 
 
 @dataclass(frozen=True)
@@ -395,6 +409,12 @@ def pointer_of(reader: Reader, table_id: int) -> Pointer | None:
     return None if row is None else _pointer_from(row)
 
 
+def standing_of(reader: Reader, table_id: int) -> Standing | None:
+    """Whether a table has something to publish; none if it is gone."""
+    row = reader.one(STANDING, table_id)
+    return None if row is None else Standing(bool(row[0]), row[1])
+
+
 def snapshot_from(row: Row) -> SnapshotRecord:
     """A snapshot from a row of all columns."""
     values = row_of(schema.table_snapshots, row)
@@ -474,16 +494,17 @@ def publish_metadata(transaction: Transaction, table: TableRecord, made: Publica
     retire_metadata(transaction, table.id, made.superseded, SUPERSEDED, grace, METADATA)
 
 
-def require_pointer(transaction: Transaction, table_id: int, made: Publication) -> None:
-    """Refuse to go on from metadata that is no longer the table's."""
+def require_pointer(transaction: Transaction, table_id: int, made: Publication) -> Pointer | None:
+    """Refuse to go on from metadata that is no longer the table's; what it is published as."""
     present = pointer_of(transaction, table_id)
     if (present.metadata_location if present is not None else None) != made.based_on:
         raise PointerMoved("the table was published meanwhile")
+    return present
 
 
 def move_pointer(transaction: Transaction, table_id: int, made: Publication) -> None:
-    """Compare and swap."""
-    require_pointer(transaction, table_id, made)
+    """Compare and swap; what is owed to Iceberg follows."""
+    present = require_pointer(transaction, table_id, made)
     new = made.pointer
     values = (
         new.location,
@@ -499,6 +520,10 @@ def move_pointer(transaction: Transaction, table_id: int, made: Publication) -> 
         transaction.run(INSERT_POINTER, table_id, *values)
     elif transaction.run(MOVE_POINTER, *values, table_id, made.based_on) != 1:
         raise PointerMoved("the table was published meanwhile")
+    complete_updates(transaction, table_id, new.version)
+    if present is not None and present.version > new.version:
+        # The first step of several that publish all of it anew.
+        reopen_updates(transaction, table_id, new.version)
 
 
 def enter_snapshots(transaction: Transaction, table: TableRecord, made: Publication) -> None:

@@ -5,12 +5,16 @@ ended (to_version)  →  retired: no kept version has it, nor a published snapsh
                     →  deleting: the cleaner has made sure that no lease can need it (one way)
                     →  the object is deleted; then rows, footer and statistics go together
 
+Of a path that somebody else chose, a row stays for a day after that: a cleaner that was slow may still be
+about to delete the object, and must not meet a new one that was added under the same path meanwhile.
+
 A file that a rollback has revived has several rows. Only the last of them hands the file over;
 the others just go.
 """
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -25,6 +29,7 @@ from lakebook.registry.file_stats import DELETE_STATS
 from lakebook.registry.footers import delete_partition_metadata_batch
 from lakebook.registry.inserts import folders_above, unaccounted_paths
 from lakebook.registry.leases import HORIZON, LeaseRecord, claim_horizon, end_dead_leases, leases_of, raise_horizon
+from lakebook.registry.owed import FORGET_UPDATES_OF
 from lakebook.registry.publishing import (
     BRANCH_FILES,
     FILES_OF_TABLE,
@@ -40,12 +45,15 @@ from lakebook.registry.statements import ONE, POSTGRESQL, SQLITE, ZERO, Statemen
 from lakebook.registry.sweeps import ADVANCE_SWEEPS
 from lakebook.registry.table_files import CHUNK, FILES_BY_PATH, chunks, file_update
 from lakebook.registry.tables import TABLE_ROW
-from lakebook.registry.temporary_files import add_temporary_files
+from lakebook.registry.temporary_files import NOT_DELETED, TOMBSTONE, TOMBSTONE_MS, add_temporary_files
 from lakebook.registry.transactions import Reader, Transaction
 
 RETIRED = "retired"
 DROPPED = "table dropped"
 ABANDONED = "no row knows it"
+
+# The folders of attempts: named by their commits, so that no path in them comes a second time.
+_OWN_PATH = re.compile(r"data/\d+/[0-9a-f]{32}/|.*/metadata/[0-9a-f]{32}/", re.ASCII)
 
 _t = schema.tables.c
 _f = schema.table_files.c
@@ -236,7 +244,7 @@ FORGET_VERSIONS = Statement(
 )
 EXPIRED_FILES = Statement(
     sa.select(_w.file_path, _w.file_size, _w.state)
-    .where(_w.expiration <= bind("now"), _w.file_path > bind("after"))
+    .where(_w.expiration <= bind("now"), _w.file_path > bind("after"), NOT_DELETED)
     .order_by(_w.file_path)
     .limit(bind("most", sa.Integer))
     .offset(ZERO),
@@ -249,7 +257,7 @@ EXPIRED_FILES = Statement(
 def _marking(database: str) -> sa.Update:
     return (
         sa.update(schema.temporary_files)
-        .where(among(_w.file_path, "paths", database), _w.expiration <= bind("now"))
+        .where(among(_w.file_path, "paths", database), _w.expiration <= bind("now"), NOT_DELETED)
         .values(state="deleting")
         .returning(_w.file_path)
     )
@@ -260,14 +268,22 @@ MARK_DELETING = Statement(_marking(SQLITE), "paths", "now", postgresql=_marking(
 
 def _forgetting(database: str) -> sa.Delete:
     return sa.delete(schema.temporary_files).where(
-        among(_w.file_path, "paths", database), _w.state == sa.literal_column("'deleting'")
+        among(_w.file_path, "paths", database), _w.state == sa.literal_column("'deleting'"), NOT_DELETED
+    )
+
+
+def _burying(database: str) -> sa.Update:
+    return (
+        sa.update(schema.temporary_files)
+        .where(among(_w.file_path, "paths", database), _w.state == sa.literal_column("'deleting'"), NOT_DELETED)
+        .values(reason=sa.literal_column(f"'{TOMBSTONE}'"), expiration=bind("until"))
     )
 
 
 def _deleting(database: str) -> sa.Select[Any]:
     return (
         sa.select(_w.file_path)
-        .where(among(_w.file_path, "paths", database), _w.state == sa.literal_column("'deleting'"))
+        .where(among(_w.file_path, "paths", database), _w.state == sa.literal_column("'deleting'"), NOT_DELETED)
         .order_by(_w.file_path)
     )
 
@@ -275,6 +291,20 @@ def _deleting(database: str) -> sa.Select[Any]:
 STILL_DELETING = Statement(_deleting(SQLITE), "paths", postgresql=_deleting(POSTGRESQL))
 CLAIM_DELETING = Statement(_deleting(SQLITE), "paths", postgresql=_deleting(POSTGRESQL).with_for_update())
 FORGET_FILES = Statement(_forgetting(SQLITE), "paths", postgresql=_forgetting(POSTGRESQL))
+BURY_FILES = Statement(_burying(SQLITE), "until", "paths", postgresql=_burying(POSTGRESQL))
+FORGET_TOMBSTONES = Statement(
+    sa.delete(schema.temporary_files).where(
+        _w.file_path.in_(
+            sa.select(_w.file_path)
+            .where(_w.expiration <= bind("now"), sa.not_(NOT_DELETED))
+            .order_by(_w.expiration)
+            .limit(bind("most", sa.Integer))
+            .offset(ZERO)
+        )
+    ),
+    "now",
+    "most",
+)
 ANY_FILE = Statement(sa.select(_f.id).where(_f.table_id == bind("of_table")).limit(ONE).offset(ZERO), "of_table")
 _EMPTIED = (
     (schema.table_stats, schema.table_stats.c.table_id),
@@ -544,6 +574,7 @@ def _forget_table(transaction: Transaction, table: dict[str, Any]) -> None:
         FORGET_SNAPSHOTS_LISTINGS,
         FORGET_DEBTS_OF,
         FORGET_POINTER,
+        FORGET_UPDATES_OF,
         DELETE_VERSIONS,
         DELETE_HORIZON,
     ):
@@ -631,8 +662,8 @@ def claim_abandoned(transaction: Transaction, files: Sequence[tuple[str, int]]) 
 def forget_files(transaction: Transaction, paths: Sequence[str]) -> int:
     """All rows, footers, debts and statistics of deleted objects, in one transaction.
 
-    Only of those that are still marked: another cleaner may have been faster, and somebody else's path
-    be in use again.
+    Only of those that are still marked: another cleaner may have been faster. What somebody else chose the
+    path of leaves a tombstone, so that the path cannot be used again at once.
     """
     paths = still_deleting(transaction, paths)
     if not paths:
@@ -654,7 +685,15 @@ def forget_files(transaction: Transaction, paths: Sequence[str]) -> int:
     listed = transaction.listed(paths)
     delete_partition_metadata_batch(transaction, paths)
     transaction.run(FORGET_DEBTS, listed)
-    return transaction.run(FORGET_FILES, listed)
+    others = [path for path in paths if _OWN_PATH.match(path) is None]
+    until = transaction.clock.now_ms() + TOMBSTONE_MS
+    buried = transaction.run(BURY_FILES, until, transaction.listed(others)) if others else 0
+    return buried + transaction.run(FORGET_FILES, listed)
+
+
+def forget_tombstones(transaction: Transaction, most: int) -> int:
+    """Let paths be used again whose files were deleted long enough ago; how many. No object is touched."""
+    return transaction.run(FORGET_TOMBSTONES, transaction.clock.now_ms(), most)
 
 
 def still_deleting(reader: Reader, paths: Sequence[str], *, claim: bool = False) -> list[str]:

@@ -532,6 +532,14 @@ table_files = sa.Table(
         postgresql_where=sa.text("to_version IS NOT NULL AND retired_at IS NULL"),
     ),
     sa.Index(
+        "idx_table_files_small",
+        "table_id",
+        "file_size",
+        "id",
+        sqlite_where=sa.text("to_version IS NULL AND content = 0"),
+        postgresql_where=sa.text("to_version IS NULL AND content = 0"),
+    ),
+    sa.Index(
         "idx_table_files_unmeasured",
         "table_id",
         "id",

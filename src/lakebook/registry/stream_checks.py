@@ -13,6 +13,7 @@ from lakebook.errors import PathOutsideWarehouse
 from lakebook.names import check_path
 from lakebook.registry import schema
 from lakebook.registry.changes import row_of
+from lakebook.registry.commits import is_doubtful
 from lakebook.registry.statements import ZERO, Statement, bind
 from lakebook.registry.transactions import Reader, Row
 
@@ -138,7 +139,7 @@ LIVE_AND_WAITING = Statement(
 WITHOUT_COMMIT = Statement(
     sa.select(_s.id, schema.commits.c.state)
     .select_from(schema.segments.outerjoin(schema.commits, schema.commits.c.id == _s.commit_id))
-    .where(sa.or_(schema.commits.c.state.is_(None), schema.commits.c.state != "committed"))
+    .where(is_doubtful(_s.created_at))
 )
 STRANGE_PATHS = Statement(
     sa.select(_s.s3_key).where(

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from lakebook.clock import to_datetime
 from lakebook.registry import schema
 from lakebook.registry.changes import insert_new, row_of
+from lakebook.registry.commits import is_doubtful
 from lakebook.registry.publishing import (
     MANIFEST,
     MANIFEST_LIST,
@@ -25,6 +26,7 @@ from lakebook.registry.statements import ONE, POSTGRESQL, SQLITE, ZERO, Statemen
 from lakebook.registry.stream_checks import Finding
 from lakebook.registry.table_files import ADD_TO_STATS, CHUNK, STATS_ROW
 from lakebook.registry.tables import GET_TABLE_BY_ID, TABLE_ROW, TableRecord, captured_update, table_from
+from lakebook.registry.temporary_files import NOT_DELETED
 from lakebook.registry.transactions import Reader, Transaction
 
 _t = schema.tables.c
@@ -42,6 +44,7 @@ _i = schema.iceberg_tables.c
 _x = schema.iceberg_files.c
 _l = schema.snapshot_manifests.c
 _k = schema.table_snapshots.c
+_u = schema.metadata_updates.c
 
 
 #: The property by which a table lets other engines delete its files.
@@ -108,7 +111,7 @@ BAD_VERSIONS = Statement(
 WITHOUT_COMMIT = Statement(
     sa.select(_f.file_path, schema.commits.c.state)
     .select_from(schema.table_files.outerjoin(schema.commits, schema.commits.c.id == _f.commit_id))
-    .where(sa.or_(schema.commits.c.state.is_(None), schema.commits.c.state != sa.literal_column("'committed'")))
+    .where(is_doubtful(_f.created_at))
 )
 WITHOUT_FOOTER = Statement(
     sa.select(_f.file_path)
@@ -375,6 +378,23 @@ POINTERS = Statement(
     )
     .order_by(_i.table_id)
 )
+_is_completed = _u.state == sa.literal_column("'completed'")
+WRONG_UPDATES = Statement(
+    sa.select(_n.name, _t.name, _u.state, sa.func.min(_u.version), sa.func.max(_u.version), _i.version)
+    .select_from(
+        schema.metadata_updates.join(schema.tables, sa.and_(_t.id == _u.table_id, _t.deleted_at.is_(None)))
+        .join(schema.namespaces, _n.id == _t.namespace_id)
+        .outerjoin(schema.iceberg_tables, _i.table_id == _t.id)
+    )
+    .where(
+        sa.or_(
+            sa.and_(_is_completed, sa.or_(_i.version.is_(None), _u.version > _i.version)),
+            sa.and_(sa.not_(_is_completed), _u.version <= _i.version),
+        )
+    )
+    .group_by(_t.id, _n.name, _t.name, _u.state, _i.version)
+    .order_by(_t.id, _u.state)
+)
 SNAPSHOTS_OF_NOTHING = Statement(
     sa.select(_k.table_id, _k.snapshot_id)
     .select_from(schema.table_snapshots.outerjoin(schema.iceberg_tables, _i.table_id == _k.table_id))
@@ -490,6 +510,8 @@ COUNTS = {
         schema.footer_debts,
     )
 }
+# Only files that wait: what was deleted lately has a row, and no file.
+COUNTS["temporary_files"] = Statement(sa.select(sa.func.count()).select_from(schema.temporary_files).where(NOT_DELETED))
 
 
 @dataclass(frozen=True)
@@ -579,6 +601,10 @@ def _check_published(reader: Reader, found: list[Finding], unfinished: list[str]
                 found.append(Finding("published", on, what))
         if covered < version:
             unfinished.append(f"{on}: versions {covered + 1} to {version} are not published yet")
+    for space, name, state, first, last, covered in reader.all(WRONG_UPDATES):
+        published = "nothing is published" if covered is None else f"it is published up to version {covered}"
+        what = f"updates of versions {first} to {last} are {state}, but {published}"
+        found.append(Finding("published", f"table {space}.{name}", what))
     for table_id, snapshot in reader.all(SNAPSHOTS_OF_NOTHING):
         found.append(Finding("published", f"table {table_id}", f"it has a snapshot {snapshot}, but is not published"))
     for statement, what in (

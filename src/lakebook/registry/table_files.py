@@ -22,6 +22,7 @@ from lakebook.registry import schema
 from lakebook.registry.changes import insert_rows, row_of
 from lakebook.registry.file_stats import ColumnStats, insert_stats
 from lakebook.registry.footers import insert_footers
+from lakebook.registry.inserts import declared_work
 from lakebook.registry.statements import ONE, POSTGRESQL, SQLITE, ZERO, Statement, among, bind
 from lakebook.registry.tables import TableRecord, captured_update, locked_table, record_version
 from lakebook.registry.temporary_files import FILES_AMONG
@@ -73,6 +74,7 @@ RESERVE_IDS = Statement(
     "now",
     "of_table",
 )
+HOLD_OF = Statement(sa.select(_t.hold_until).where(_t.id == bind("of_table")), "of_table")
 STATS_ROW = Statement(sa.select(schema.table_stats).where(_s.table_id == bind("of_table")), "of_table")
 ADD_TO_STATS = Statement(
     sa.update(schema.table_stats)
@@ -297,6 +299,8 @@ class TableChange:
     checked: bool = False
     #: Whether it waits while an outside engine's retry has precedence.
     waits: bool = True
+    #: Whether it gives way to everybody else: to an outside engine's retry, and to work that is declared.
+    yields: bool = False
 
     @property
     def is_small(self) -> bool:
@@ -313,6 +317,8 @@ class Committed:
     added_rows: int = 0
     removed_rows: int = 0
     removed_files: int = 0
+    #: Files of deletes that were ended.
+    removed_deletes: int = 0
     #: How long each step of the transaction took.
     seconds: Mapping[str, float] = field(default_factory=dict)
 
@@ -431,7 +437,9 @@ def commit_change(transaction: Transaction, table: TableRecord, change: TableCha
     now = transaction.time_of(table.object_id)
     version = before["version"] + 1
     added, number = change.added, len(change.added)
-    if change.waits and before["hold_until"] > transaction.clock.now_ms():
+    if change.yields:
+        give_way(transaction, table, transaction.clock.now_ms())
+    elif change.waits and before["hold_until"] > transaction.clock.now_ms():
         raise HeldBack(before["hold_until"])
     if change.check is not None:
         change.check(transaction)
@@ -478,7 +486,8 @@ def commit_change(transaction: Transaction, table: TableRecord, change: TableCha
         change.summary,
     )
     failpoints.reach("change.written")
-    return Committed(version, to_datetime(now), plus[1], minus[1], minus[0], seconds)
+    ended = sum(1 for row in removed if row["content"])
+    return Committed(version, to_datetime(now), plus[1], minus[1], minus[0], ended, seconds)
 
 
 class HeldBack(NoEffect):
@@ -487,6 +496,23 @@ class HeldBack(NoEffect):
     def __init__(self, until: int) -> None:
         super().__init__(until)
         self.until = until
+
+
+def precedence(reader: Reader, table_id: int, now: int) -> str | None:
+    """Whose work a change that gives way would spoil now; none if nobody's."""
+    row = reader.one(HOLD_OF, table_id)
+    if row is not None and row[0] > now:
+        return "an outside engine that had to begin again has precedence"
+    if declared_work(reader, table_id, now) is not None:
+        return "a writer is about to replace or delete rows of it"
+    return None
+
+
+def give_way(reader: Reader, table: TableRecord, now: int) -> None:
+    """Refuse a change that changes no row, where it would cost somebody else their work."""
+    reason = precedence(reader, table.id, now)
+    if reason is not None:
+        raise FilesChanged(reason, on=table.shown, remedy="Try again when that has ended")
 
 
 def _totals(files: Iterable[tuple[int, int, int]]) -> tuple[tuple[int, int, int], int]:
@@ -506,10 +532,10 @@ def _refuse_new_deletes(
     transaction: Transaction, table: TableRecord, removed: Sequence[dict[str, Any]], since: int
 ) -> None:
     """Refuse to end files of which rows were deleted after they were read: they would come back."""
-    found = transaction.all(DELETES_SINCE, table.id, since)
-    if not found:
-        return
-    touched = [row_of(schema.table_files, row)["referenced_path"] for row in found]
+    rows = [row_of(schema.table_files, row) for row in transaction.all(DELETES_SINCE, table.id, since)]
+    # Those that it has just ended itself are not somebody else's.
+    own = {row["id"] for row in removed}
+    touched = [row["referenced_path"] for row in rows if row["id"] not in own]
     paths = {row["file_path"] for row in removed}
     if any(path is None or path in paths for path in touched):
         raise FilesChanged(
@@ -596,7 +622,7 @@ def require_unused(reader: Reader, paths: Sequence[str]) -> None:
         for path in found:
             raise _in_use(path, "the file belongs to a table already")
         for statement, what in (
-            (FILES_AMONG, "the file waits for its removal"),
+            (FILES_AMONG, "the file waits for its removal, or was removed within the last day"),
             (SEGMENTS_AMONG, "the file is a topic's segment"),
             (RANGES_AMONG, "the file is a view's"),
         ):

@@ -14,11 +14,17 @@ from lakebook.registry import schema
 from lakebook.registry.statements import ONE, POSTGRESQL, SQLITE, ZERO, Statement, among, bind, insert_into
 from lakebook.registry.transactions import Reader, Transaction
 
+#: The reason of a row whose file was deleted already. It keeps its path from being used again for a day, in
+#: which a cleaner that was slow may still be about to delete what lies there. No cleaner touches its object.
+TOMBSTONE = "deleted"
+TOMBSTONE_MS = 86_400_000
+
 _f = schema.temporary_files.c
+NOT_DELETED = _f.reason != sa.literal_column(f"'{TOMBSTONE}'")
 INSERT_FILE = insert_into(schema.temporary_files)
 LIST_FILES = Statement(
     sa.select(schema.temporary_files)
-    .where(_f.file_path > bind("after"))
+    .where(_f.file_path > bind("after"), NOT_DELETED)
     .order_by(_f.file_path)
     .limit(bind("most", sa.Integer))
     .offset(ZERO),
@@ -35,7 +41,7 @@ FILES_AMONG = Statement(
 def _used_by_others(database: str) -> sa.CompoundSelect[Any]:
     tables = schema.table_files.c.file_path
     return sa.union_all(
-        sa.select(_f.file_path, sa.literal_column("'waits for its removal'")).where(
+        sa.select(_f.file_path, sa.literal_column("'waits for its removal, or was removed within the last day'")).where(
             among(_f.file_path, "paths", database)
         ),
         sa.select(tables, sa.literal_column("'belongs to a table'")).where(among(tables, "paths", database)),
@@ -49,7 +55,9 @@ COUNT_FILES = Statement(
         sa.func.count(),
         sa.func.coalesce(sa.func.sum(_f.file_size), 0),
         sa.func.coalesce(sa.func.sum(sa.case((_f.expiration <= bind("now"), 1), else_=0)), 0),
-    ).select_from(schema.temporary_files),
+    )
+    .select_from(schema.temporary_files)
+    .where(NOT_DELETED),
     "now",
 )
 

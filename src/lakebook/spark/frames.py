@@ -132,6 +132,31 @@ def union(frames: list[DataFrame]) -> DataFrame:
     return reduce(lambda left, right: left.unionByName(right), frames)
 
 
+def by_file(frame: DataFrame, tasks: Mapping[str, int], number: int) -> DataFrame:
+    """The same rows, those of each file in the task that is given for its location; others in the first.
+
+    Rows of a file stay together, and are read by as many tasks as Spark likes before.
+    """
+    from pyspark.sql import functions
+
+    session = session_of(frame)
+    names = frame.columns
+    file, task = _unused("lakebook_file", names), _unused("lakebook_task", names)
+    known = session.createDataFrame(list(tasks.items()), f"`{file}` STRING, `{task}` INT")
+    named = frame.withColumn(file, functions.input_file_name())
+    placed = named.join(functions.broadcast(known), on=file, how="left")
+    wanted = functions.coalesce(_named((task,)), functions.lit(0))
+    return columns(placed.repartitionById(number, wanted), names)
+
+
+def _unused(name: str, taken: Sequence[str]) -> str:
+    """A name that no column has, in whatever case."""
+    lower = {other.lower() for other in taken}
+    while name in lower:
+        name = f"_{name}"
+    return name
+
+
 def matching(frame: DataFrame, predicate: Predicate) -> DataFrame:
     """The rows for which a predicate is true."""
     return frame.where(column_of(predicate))

@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from lakebook import failpoints
+from lakebook.clock import Enough, never
 from lakebook.errors import CommitAborted, InvalidInput, InvalidOffset, WatermarkMismatch
 from lakebook.names import check_id, check_moment, check_name, check_path, check_text, shown
 from lakebook.pages import PAGE_SIZE, Page, check_limit, every, page_of
@@ -92,17 +93,26 @@ class MetadataStore:
         failpoints.reach("topic.hidden")
         self._purge(name, topic_id)
 
-    def purge_deleted_topics(self) -> int:
-        """Finish deletions that a process left half-way; returns how many topics were emptied."""
-        unfinished = self._registry.all(topics.DELETED_TOPICS, CHUNK)
-        for topic_id, name in unfinished:
-            self._purge(name, topic_id)
-        return len(unfinished)
+    def purge_deleted_topics(self, *, enough: Enough = never) -> int:
+        """Finish deletions that a process left half-way; returns how many topics were emptied.
 
-    def _purge(self, name: str, topic_id: int) -> None:
-        def in_chunks(step: Callable[[Transaction], int]) -> None:
+        `enough` is asked between two transactions whether to stop; the next call goes on.
+        """
+        purged = 0
+        for topic_id, name in self._registry.all(topics.DELETED_TOPICS, CHUNK):
+            if not self._purge(name, topic_id, enough):
+                break
+            purged += 1
+        return purged
+
+    def _purge(self, name: str, topic_id: int, enough: Enough = never) -> bool:
+        """Empty a hidden topic; whether it is done."""
+
+        def in_chunks(step: Callable[[Transaction], int]) -> bool:
             while self._registry.write(step):
-                pass
+                if enough():
+                    return False
+            return True
 
         def segments_of_one_partition(transaction: Transaction) -> int:
             row = transaction.one(segments.PARTITION_WITH_SEGMENTS, topic_id)
@@ -113,11 +123,15 @@ class MetadataStore:
             )
             return 1  # Also if another process was faster: then it is asked for again.
 
-        in_chunks(segments_of_one_partition)
-        in_chunks(lambda transaction: groups.forget_offsets(transaction, topic_id, CHUNK))
+        if not in_chunks(segments_of_one_partition):
+            return False
+        if not in_chunks(lambda transaction: groups.forget_offsets(transaction, topic_id, CHUNK)):
+            return False
         self._registry.write(lambda transaction: appends.forget_turns(transaction, topic_id))
-        in_chunks(lambda transaction: topics.forget_partitions(transaction, topic_id, CHUNK))
+        if not in_chunks(lambda transaction: topics.forget_partitions(transaction, topic_id, CHUNK)):
+            return False
         self._registry.write(lambda transaction: topics.forget_topic(transaction, topic_id))
+        return True
 
     def get_topic(self, name: str) -> Topic | None:
         """A topic, or none if there is no live one of this name."""

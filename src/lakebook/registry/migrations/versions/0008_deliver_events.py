@@ -32,6 +32,7 @@ def upgrade() -> None:
     _add_delivery()
     _add_maintenance()
     _add_updates()
+    _add_small_files()
 
 
 def _add_delivery() -> None:
@@ -159,3 +160,14 @@ def _add_updates() -> None:
         postgresql_where=unfinished,
     )
     op.create_index("idx_metadata_updates_finished_at", "metadata_updates", ["finished_at"])
+
+
+def _add_small_files() -> None:
+    live = sa.text("to_version IS NULL AND content = 0")
+    op.create_index(
+        "idx_table_files_small",
+        "table_files",
+        ["table_id", "file_size", "id"],
+        sqlite_where=live,
+        postgresql_where=live,
+    )

@@ -1,0 +1,65 @@
+"""`lakebook run`: look after all tables until it is told to stop."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+
+import click
+
+from lakebook.cli.commands import BookCommand, Place, pass_place, spark_log_option
+from lakebook.cli.output import print_note
+from lakebook.components.names import COMPONENTS
+
+# How often it looks whether it has ended by itself, or gained or lost the turn.
+_LOOK = 0.5
+
+
+@click.command(cls=BookCommand)
+@click.option(
+    "--only",
+    "only",
+    type=click.Choice(COMPONENTS),
+    multiple=True,
+    help="Run this component alone; can be given several times.  [default: all]",
+)
+@click.option(
+    "--spark-master",
+    default="local[*]",
+    show_default=True,
+    help="The Spark master that compactions run on. Spark is started when the first one is due.",
+)
+@click.option("--no-spark", is_flag=True, help="Compact nothing: do not start Spark.")
+@click.option("--log-level", type=click.Choice(["warning", "info", "debug"]), default="info", show_default=True)
+@spark_log_option
+@pass_place
+def run(
+    place: Place, only: tuple[str, ...], spark_master: str, no_spark: bool, log_level: str, spark_log: bool
+) -> None:
+    """Look after all tables: publish, tag, expire, compact and clean up, until it is stopped.
+
+    One process at a time does the work. A second one waits, and takes over within seconds when the first
+    ends or dies. Ctrl-C or SIGTERM end it cleanly: what is under way is finished first.
+    """
+    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", force=True)
+    for noisy in ("py4j", "pyspark", "alembic"):
+        logging.getLogger(noisy).setLevel(logging.INFO if spark_log else logging.ERROR)
+    stopping = threading.Event()
+    former = {number: signal.signal(number, lambda *_: stopping.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with place.open() as book:
+            spark = None if no_spark else spark_master
+            with book.running(spark=spark, components=only or None) as upkeep:
+                said = None
+                while not stopping.wait(_LOOK):
+                    if upkeep.astha.failure is not None:
+                        raise upkeep.astha.failure
+                    if upkeep.active != said:
+                        said = upkeep.active
+                        print_note("looking after the tables" if said else "waiting: another process does the work")
+                print_note("stopping")
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+    print_note("stopped")

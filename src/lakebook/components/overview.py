@@ -1,0 +1,136 @@
+"""How the upkeep of a book stands, as any process can see it from the registry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from lakebook.cdc.subscribers import SUBSCRIPTIONS
+from lakebook.components.names import OWED, warnings_of
+from lakebook.lake.lake import Lake
+from lakebook.registry.deliveries import (
+    Stalled,
+    count_dead_letters,
+    events_behind,
+    list_cursors,
+    list_stalled,
+    scheduler_state,
+)
+from lakebook.registry.gauges import read_gauges
+from lakebook.registry.maintenance import Pause, Request, Work, list_pauses, list_requests, list_work
+from lakebook.registry.schedulers import active_scheduler
+from lakebook.registry.schema import MAX_BIGINT
+from lakebook.registry.transactions import Reader
+
+_MOST = 100
+
+
+@dataclass(frozen=True)
+class SubscriberOverview:
+    """How one subscriber stands."""
+
+    name: str
+    #: Events that it has not read yet; none: it has no cursor, and begins with a refresh.
+    behind: int | None
+    #: When its cursor was written down last.
+    saved_at: datetime | None
+    #: Lake objects of which it has not taken every event.
+    stalled: int
+    dead_letters: int
+    #: `closed`, `open` or `half_open`; none: nobody delivers now.
+    breaker: str | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Overview:
+    """How the upkeep of a book stands."""
+
+    #: Whether some process looks after the tables.
+    active: bool
+    #: Who has the turn; none if nobody has.
+    holder: str | None
+    since: datetime | None
+    heard_at: datetime | None
+    subscribers: tuple[SubscriberOverview, ...]
+    stalled: tuple[Stalled, ...]
+    #: What each component said of itself last.
+    components: Mapping[str, Any]
+    pauses: tuple[Pause, ...]
+    requests: tuple[Request, ...]
+    #: The newest pieces of work.
+    recent: tuple[Work, ...]
+    #: Numbers of the registry that upkeep brings down.
+    owed: Mapping[str, int]
+    #: What is not as it should be, and what to do about it.
+    warnings: tuple[str, ...]
+
+
+def overview(lake: Lake) -> Overview:
+    """How the upkeep of a book stands, of one moment."""
+    now = lake.clock.now_ms()
+    lease_ms = round(2 * lake.settings.astha_lease * 1000)
+    return lake.registry.in_snapshot(lambda reader: _read(reader, now, lease_ms))
+
+
+def _read(reader: Reader, now: int, lease_ms: int) -> Overview:
+    state = scheduler_state(reader)
+    active = active_scheduler(reader, now, lease_ms) is not None
+    said: Mapping[str, Any] = state.status if state is not None and active else {}
+    gauges = read_gauges(reader, now)
+    owed = {name: gauges[name] for name in OWED}
+    stalled = list_stalled(reader, _MOST)
+    subscribers = _subscribers(reader, said.get("subscribers", {}), stalled)
+    pauses = tuple(list_pauses(reader))
+    return Overview(
+        active,
+        None if state is None else state.holder,
+        None if state is None else state.claimed_at,
+        None if state is None else state.renewed_at,
+        subscribers,
+        tuple(stalled),
+        said.get("state", {}),
+        pauses,
+        tuple(list_requests(reader, most=_MOST)),
+        tuple(list_work(reader, None, None, MAX_BIGINT, 10)),
+        owed,
+        (*warnings_of(owed, active=active), *_warnings(subscribers, pauses)),
+    )
+
+
+def _subscribers(reader: Reader, said: Mapping[str, Any], stalled: list[Stalled]) -> tuple[SubscriberOverview, ...]:
+    cursors = {name: (cursor, at) for name, cursor, at in list_cursors(reader)}
+    letters = count_dead_letters(reader)
+    found = []
+    for name in sorted({*SUBSCRIPTIONS, *cursors}):
+        cursor, at = cursors.get(name, (None, None))
+        own = said.get(name, {})
+        found.append(
+            SubscriberOverview(
+                name,
+                None if cursor is None else events_behind(reader, cursor),
+                at,
+                sum(item.subscriber == name for item in stalled),
+                letters.get(name, 0),
+                own.get("breaker"),
+                own.get("reason", ""),
+            )
+        )
+    return tuple(found)
+
+
+def _warnings(subscribers: tuple[SubscriberOverview, ...], pauses: tuple[Pause, ...]) -> list[str]:
+    found = [
+        f"the breaker of {item.name} is {item.breaker}: {item.reason}"
+        for item in subscribers
+        if item.breaker not in (None, "closed")
+    ]
+    found += [
+        f"{pause.component} is paused"
+        + (f" on table {pause.table_id}" if pause.table_id is not None else "")
+        + f" since {pause.since.isoformat(timespec='seconds')}: {pause.reason}"
+        for pause in pauses
+    ]
+    return found

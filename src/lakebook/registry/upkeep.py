@@ -1,0 +1,222 @@
+"""The databases' own upkeep: the size of the WAL, free pages, dead rows, statistics for the planner.
+
+It is bounded and may be repeated at any time. What the database refuses is a note, not a failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from lakebook.clock import Enough, never, to_datetime
+from lakebook.registry import schema
+from lakebook.registry.databases import Database, Failure, PostgreSQL, SQLite
+from lakebook.registry.registry import Registry
+from lakebook.registry.statements import Statement
+
+# SQLite keeps it at four megabytes by itself, unless a reader stood in the way for long.
+LARGE_WAL = 64 * 1024**2
+# Free pages that are kept for what comes next: so many, or this part of all.
+FREE_PAGES = 1024
+_FREE_PART = 20
+# Pages that one step gives back at first. A step that takes longer than this is followed by a smaller one.
+_STEP_PAGES = 256
+_STEP_SECONDS = 0.05
+
+# As autovacuum's own thresholds, and a little more: it has precedence.
+_MODIFIED_ROWS, _MODIFIED_PART = 1000, 10
+DEAD_ROWS = 10_000
+_DEAD_PART = 5
+
+# Times in milliseconds, as everywhere; none: never.
+TABLE_STATISTICS = Statement(
+    sa.text(
+        "SELECT relname, n_live_tup, n_dead_tup, n_mod_since_analyze,"
+        " CAST(extract(epoch FROM greatest(last_vacuum, last_autovacuum)) * 1000 AS bigint)"
+        " FROM pg_stat_user_tables WHERE schemaname = current_schema() ORDER BY relname"
+    )
+)
+AUTOVACUUM = Statement(sa.text("SELECT current_setting('autovacuum')"))
+
+
+@dataclass
+class DatabaseUpkeep:
+    """What was done for the database, how it stands, and what somebody else should do."""
+
+    #: What was done, by name, and how much of it.
+    done: dict[str, Any] = field(default_factory=dict)
+    #: Sizes and counts.
+    facts: dict[str, int] = field(default_factory=dict)
+    #: What to do by hand, and why.
+    hints: list[str] = field(default_factory=list)
+    #: What the database refused.
+    notes: list[str] = field(default_factory=list)
+
+
+def keep_database(registry: Registry, enough: Enough = never) -> DatabaseUpkeep:
+    """Do the upkeep of the database that the registry is in, for as long as it is not enough."""
+    database = registry.database
+    report = DatabaseUpkeep()
+    if isinstance(database, SQLite):
+        with _connection(database) as connection:
+            _SQLiteUpkeep(registry, database, connection, report).run(enough)
+    elif isinstance(database, PostgreSQL):
+        _look_at_tables(registry, report, enough)
+    return report
+
+
+@contextmanager
+def _connection(database: Database) -> Iterator[Any]:
+    """A connection apart from the registry's own: its settings are changed."""
+    try:
+        connection = database.connect()
+    except database.errors as error:
+        raise database.unreachable(error) from error
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+@contextmanager
+def _noted(database: Database, report: DatabaseUpkeep, what: str) -> Iterator[None]:
+    """Note what the database refuses; only a connection that is lost, or a damaged file, is a failure."""
+    try:
+        yield
+    except database.errors as error:
+        if database.classify(error) in (Failure.LOST, Failure.CORRUPT):
+            raise database.unreachable(error) from error
+        report.notes.append(f"{what}: {str(error).strip().splitlines()[0] if str(error).strip() else 'refused'}")
+
+
+# --- SQLite --------------------------------------------------------------------
+
+
+class _SQLiteUpkeep:
+    """One round on a file of SQLite's."""
+
+    def __init__(self, registry: Registry, database: SQLite, connection: Any, report: DatabaseUpkeep) -> None:
+        self._clock = registry.clock
+        self._database = database
+        self._connection = connection
+        self._report = report
+
+    def run(self, enough: Enough) -> None:
+        # It never waits for others, and so never stands in their way with what it has locked already.
+        self._connection.execute("PRAGMA busy_timeout = 0").fetchall()
+        with _noted(self._database, self._report, "sqlite_stat1"):
+            self._look_for_statistics()
+        with _noted(self._database, self._report, "incremental_vacuum"):
+            self._give_back_pages(enough)
+        with _noted(self._database, self._report, "wal_checkpoint"):
+            self._checkpoint()
+        with _noted(self._database, self._report, "sizes"):
+            self._report.facts |= {
+                "pages": self._number("page_count"),
+                "free_pages": self._number("freelist_count"),
+                "page_bytes": self._number("page_size"),
+                "wal_bytes": self._wal_bytes(),
+            }
+
+    def _look_for_statistics(self) -> None:
+        """Tell of statistics that somebody has gathered.
+
+        There is no `PRAGMA optimize` here. Every look-up is laid out to walk an index, and does. With statistics
+        SQLite prefers to read small tables whole, does not see any more that a name gives one row, and sorts what
+        it walked in order before: at 100,000 segments a look-up by time took 400 times as long.
+        """
+        known = "SELECT count(*) FROM sqlite_master WHERE name = 'sqlite_stat1'"
+        if self._connection.execute(known).fetchone()[0] == 0:
+            return
+        if self._connection.execute("SELECT count(*) FROM sqlite_stat1").fetchone()[0]:
+            self._report.hints.append(
+                "somebody has run ANALYZE, which makes look-ups slow; undo it: DELETE FROM sqlite_stat1"
+            )
+
+    def _number(self, pragma: str) -> int:
+        row = self._connection.execute(f"PRAGMA {pragma}").fetchone()
+        return int(row[0]) if row is not None else 0
+
+    def _wal_bytes(self) -> int:
+        if self._database.path is None:
+            return 0
+        try:
+            return Path(f"{self._database.path}-wal").stat().st_size
+        except OSError:
+            return 0
+
+    def _give_back_pages(self, enough: Enough) -> None:
+        """Give free pages back to the file system, a few at a time: each step is a write transaction."""
+        total, free = self._number("page_count"), self._number("freelist_count")
+        left = free - max(FREE_PAGES, total // _FREE_PART)
+        if left > 0 and self._number("auto_vacuum") == 0:
+            self._report.hints.append(f"{free} of {total} pages are free; give them back with VACUUM, which locks it")
+            return
+        pages = _STEP_PAGES
+        while left > 0 and not enough():
+            begun = self._clock.monotonic()
+            # To its end: else only the first page is given back.
+            self._connection.execute(f"PRAGMA incremental_vacuum({min(pages, left)})").fetchall()
+            after = self._number("freelist_count")
+            if after >= free:
+                return
+            self._report.done["pages"] = self._report.done.get("pages", 0) + free - after
+            left, free = left - (free - after), after
+            if self._clock.monotonic() - begun > _STEP_SECONDS:
+                pages = max(1, pages // 2)
+
+    def _checkpoint(self) -> None:
+        """Move what readers do not need out of the WAL; cut it to nothing only if it is large and nobody is at work."""
+        busy, _, _ = self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        if busy or self._wal_bytes() < LARGE_WAL:
+            return
+        busy, _, _ = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if busy:
+            self._report.notes.append("wal_checkpoint: the WAL is large, and somebody is reading it")
+        else:
+            self._report.done["wal_truncated"] = True
+
+
+# --- PostgreSQL ----------------------------------------------------------------
+
+
+def _look_at_tables(registry: Registry, report: DatabaseUpkeep, enough: Enough) -> None:
+    """Analyse tables whose statistics are stale; tell of those that autovacuum has left too long."""
+    ours = set(schema.metadata.tables)
+    rows, autovacuum = registry.read_with(lambda reader: (reader.all(TABLE_STATISTICS), reader.one(AUTOVACUUM)))
+    rows = [row for row in rows if row[0] in ours]
+    report.facts |= {"rows": sum(row[1] for row in rows), "dead_rows": sum(row[2] for row in rows)}
+    if autovacuum is not None and autovacuum[0] == "off":
+        report.hints.append("autovacuum is off; turn it on: ALTER SYSTEM SET autovacuum = on")
+    for name, live, dead, _, vacuumed in rows:
+        if dead > DEAD_ROWS and dead > live // _DEAD_PART:
+            when = "never" if vacuumed is None else to_datetime(vacuumed).isoformat(timespec="seconds")
+            report.hints.append(f"{name} has {dead} dead rows, vacuumed last: {when}; run VACUUM (ANALYZE) {name}")
+    stale = [row[0] for row in rows if row[3] > _MODIFIED_ROWS + row[1] // _MODIFIED_PART]
+    if stale:
+        with _connection(registry.database) as connection:
+            report.done |= _analyse(registry.database, connection, stale, report, enough)
+
+
+def _analyse(
+    database: Database, connection: Any, tables: Sequence[str], report: DatabaseUpkeep, enough: Enough
+) -> dict[str, Any]:
+    refused: list[str] = []
+    connection.add_notice_handler(lambda notice: refused.append(str(notice.message_primary)))
+    done = []
+    for name in tables:
+        with _noted(database, report, f"ANALYZE {name}"):
+            # Passed over where somebody else vacuums it just now. A table of another role is refused by a notice.
+            connection.execute(f'ANALYZE (SKIP_LOCKED) "{name}"')
+            if not refused:
+                done.append(name)
+        report.notes += refused
+        refused.clear()
+        if enough():
+            break
+    return {"analysed": done} if done else {}
