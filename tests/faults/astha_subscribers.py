@@ -23,7 +23,7 @@ from lakebook.registry import events as log
 from lakebook.registry.deliveries import KIND_OF
 from table_writers import Line
 
-PATIENCE = 60.0
+PATIENCE = 30.0
 
 #: Settings with which whatever is tried again is tried again soon.
 QUICK = {"delivery_pause": 0.01, "astha_lease": 0.5}

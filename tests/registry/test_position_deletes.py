@@ -350,12 +350,12 @@ def test_a_file_whose_rows_were_deleted_meanwhile_is_a_conflict(book: Book) -> N
         if waiting:
             delete_positions(book, table, [(first, waiting.pop())], about=first)
 
-    with failpoints.armed("insert.reserved", meanwhile), pytest.raises(FilesChanged):
+    with failpoints.armed("lease.taken", meanwhile), pytest.raises(FilesChanged):
         table.delete("id < 5")
     assert ids(table) == list(range(1, 10))
     # Of another file: they can both be.
     waiting.append(1)
-    with failpoints.armed("insert.reserved", meanwhile):
+    with failpoints.armed("lease.taken", meanwhile):
         table.delete("id >= 5")
     assert (ids(table), table.count()) == ([2, 3, 4], 3)
 

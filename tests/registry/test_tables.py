@@ -538,7 +538,7 @@ def test_of_two_deletions_of_the_same_file_the_second_is_refused(book: Book) -> 
             busy[0] = False
             table.delete("id = 2")
 
-    with failpoints.armed("insert.reserved", be_faster), pytest.raises(FilesChanged) as refused:
+    with failpoints.armed("lease.taken", be_faster), pytest.raises(FilesChanged) as refused:
         table.delete("id <= 2")
     assert refused.value.transient
     assert ids(table) == [1, 3]
@@ -546,7 +546,7 @@ def test_of_two_deletions_of_the_same_file_the_second_is_refused(book: Book) -> 
     # On other files they do not disturb each other.
     busy[0] = True
     insert(table, {"id": 2})
-    with failpoints.armed("insert.reserved", be_faster):
+    with failpoints.armed("lease.taken", be_faster):
         table.delete("id = 3")
     assert ids(table) == [1]
     assert book.verify().ok

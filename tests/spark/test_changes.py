@@ -299,7 +299,7 @@ def test_files_are_replaced_by_the_same_rows_in_other_files(spark: SparkSession,
 @pytest.fixture
 def rival(book: Book, tmp_path: Path) -> Book:
     """The same book, opened by somebody else."""
-    return lakebook.open(tmp_path / "book")
+    return lakebook.open(tmp_path / "book", publish="off")
 
 
 def test_a_change_of_files_that_another_has_ended_is_refused_and_leaves_nothing(

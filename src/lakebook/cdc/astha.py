@@ -21,7 +21,7 @@ from typing import Any
 from lakebook import failpoints
 from lakebook.cdc.breaker import pause_after
 from lakebook.cdc.capture import Capture, Router
-from lakebook.cdc.delivery import ASKED, Delivery, Progress
+from lakebook.cdc.delivery import ASKED, Delivery, Progress, described, moments
 from lakebook.cdc.subscribers import Subscriber
 from lakebook.clock import Clock
 from lakebook.errors import (
@@ -34,6 +34,7 @@ from lakebook.errors import (
 from lakebook.registry.deliveries import (
     Turn,
     claim_turn,
+    forget_progress,
     load_progress,
     park,
     release_turn,
@@ -96,6 +97,7 @@ class Astha:
         self._failures = 0
         # What made it begin anew, until that is written down.
         self._said: str | None = None
+        self._beat = min(1.0, self._settings.astha_lease / 5)
         self.role = Role.STOPPED
         #: What ended it for good, though nobody asked it to end.
         self.failure: BaseException | None = None
@@ -121,8 +123,8 @@ class Astha:
 
     def wait_idle(self, timeout: float) -> bool:
         """Wait until everything that is committed by now was taken by everyone; whether it was."""
-        begun = self._clock.monotonic()
-        until = begun + timeout
+        begun = next(moments)
+        until = self._clock.monotonic() + timeout
         while not self._ending.is_set():
             deliveries = self._deliveries
             if deliveries and all(delivery.quiet_since(begun) for delivery in deliveries):
@@ -169,9 +171,9 @@ class Astha:
             LOG.error("events are delivered no more through this book (%s)", error)
             self.failure = error
             self._ending.set()
-        except Exception as error:
+        except BaseException as error:
             self._failures += 1
-            self._said = f"{type(error).__name__}: {error}"
+            self._said = described(error)
             pause = pause_after(self._failures, _LONGEST_PAUSE)
             self._metrics.count_turn("reinitialised")
             LOG.exception("Astha has failed and begins anew in %.1f s", pause)
@@ -213,61 +215,82 @@ class Astha:
     def _serve(self, turn: Turn) -> None:
         self._metrics.count_turn("claimed")
         LOG.info("this process delivers events from now on (turn %d)", turn.token)
-        failpoints.reach("astha.claimed")
-        self._say(turn)
-        self._deliveries = self._loaded()
         waiter = Waiter(self._registry.database)
-        pump = threading.Thread(target=self._pump, args=(waiter, self._deliveries), name="lakebook-pump", daemon=True)
-        over = False
+        held = True
         try:
-            waiter.start()
-            pump.start()
-            self._on_claimed()
-            for delivery in self._deliveries:
-                delivery.start()
+            failpoints.reach("astha.claimed")
+            self._say(turn)
+            self._begin(waiter)
             self._set_role(Role.ACTIVE)
-            while not self._ending.wait(min(1.0, self._settings.astha_lease / 5)):
-                self._tick(turn)
+            while not self._ending.wait(self._beat):
+                self._renew(turn)
                 self._check()
                 self._failures = 0
         except (SchedulerLost, BookClosed, EpochChanged):
-            over = True
+            held = False
             raise
         finally:
             waiter.close()
-            self._end(turn, held=not over)
+            self._end(turn, held=held)
+
+    def _begin(self, waiter: Waiter) -> None:
+        capture = Capture(EventLog(self._registry), Router(self._subscribers))
+        self._deliveries = self._loaded(capture)
+        waiter.start()
+        pumped = (waiter, capture, self._deliveries)
+        threading.Thread(target=self._pump, args=pumped, name="lakebook-pump", daemon=True).start()
+        self._on_claimed()
+        for delivery in self._deliveries:
+            delivery.start()
 
     def _end(self, turn: Turn, *, held: bool) -> None:
         """End all deliveries; if the turn is still held, write down how far they have come and give it back."""
-        deliveries = self._deliveries
-        until = self._clock.monotonic() + _STOP_SECONDS
+        for delivery in self._deliveries:
+            delivery.stop()
+        finishing = threading.Thread(target=self._finish, args=(self._deliveries,), name="lakebook-end", daemon=True)
+        finishing.start()
         try:
-            self._on_lost()
-        finally:
-            for delivery in deliveries:
-                delivery.stop(max(0.0, until - self._clock.monotonic()) if held else 0.0)
+            # What is under way may take longer than a lease: nobody else is to begin with it meanwhile.
+            finishing.join(self._beat if held else None)
+            while finishing.is_alive():
+                self._renew(turn)
+                finishing.join(self._beat)
             if held:
                 self._release(turn)
+        except (SchedulerLost, BookClosed, EpochChanged) as error:
+            # What was not written down is delivered once more.
+            LOG.warning("the turn could not be given back (%s)", error)
+        finally:
+            finishing.join()
             self._deliveries = ()
+
+    def _finish(self, deliveries: Sequence[Delivery]) -> None:
+        """Wait for whatever is still under way."""
+        try:
+            self._on_lost()
+        except Exception:
+            LOG.exception("not everything has ended cleanly")
+        until = self._clock.monotonic() + _STOP_SECONDS
+        for delivery in deliveries:
+            delivery.join(max(0.0, until - self._clock.monotonic()))
 
     def _release(self, turn: Turn) -> None:
         try:
             self._tick(turn)
             self._registry.write(lambda transaction: release_turn(transaction, turn))
             self._metrics.count_turn("released")
-        except (SchedulerLost, BookClosed, EpochChanged, *_OUTAGES) as error:
-            # What was not written down is delivered once more.
+        except _OUTAGES as error:
             LOG.warning("the turn could not be given back (%s)", error)
 
-    def _pump(self, waiter: Waiter, deliveries: Sequence[Delivery]) -> None:
-        """Wake the deliveries when something was committed, and now and then."""
+    def _pump(self, waiter: Waiter, capture: Capture, deliveries: Sequence[Delivery]) -> None:
+        """Wake the deliveries when something was committed."""
         while not waiter.closed:
             if waiter.wait(self._settings.event_poll):
+                capture.announce()
                 for delivery in deliveries:
                     delivery.wake()
 
-    def _loaded(self) -> tuple[Delivery, ...]:
-        capture = Capture(EventLog(self._registry), Router(self._subscribers))
+    def _loaded(self, capture: Capture) -> tuple[Delivery, ...]:
         found = []
         for subscriber in self._subscribers:
             name = subscriber.name
@@ -281,19 +304,19 @@ class Astha:
             if delivery.failure is not None:
                 raise delivery.failure
 
-    def _tick(self, turn: Turn) -> None:
-        """Renew the turn, and write down how far everyone has come."""
+    def _renew(self, turn: Turn) -> None:
         try:
-            met = self._take_requests()
-            found = [(delivery, delivery.progress()) for delivery in self._deliveries]
-            status = self.status()
-            self._registry.write(lambda transaction: _write_down(transaction, turn, status, found, met))
+            self._tick(turn)
         except _OUTAGES as error:
-            if self._ending.is_set():
-                raise
             # If another takes the turn meanwhile, the next write that gets through says so.
             LOG.warning("what was delivered cannot be written down now (%s)", error)
-            return
+
+    def _tick(self, turn: Turn) -> None:
+        """Renew the turn, and write down how far everyone has come."""
+        met = self._take_requests()
+        found = [(delivery, delivery.progress()) for delivery in self._deliveries]
+        status = self.status()
+        self._registry.write(lambda transaction: _write_down(transaction, turn, status, found, met))
         failpoints.reach("astha.saved")
         for delivery, progress in found:
             delivery.saved(progress)
@@ -333,7 +356,9 @@ def _write_down(
 ) -> None:
     renew_turn(transaction, turn, status)
     for delivery, progress in found:
-        if progress.cursor is not None:
+        if progress.anew:
+            forget_progress(transaction, delivery.name)
+        elif progress.cursor is not None:
             save_progress(transaction, delivery.name, progress.cursor, progress.changed, progress.finished)
         elif progress.is_new:
             save_lanes(transaction, delivery.name, progress.changed, progress.finished)

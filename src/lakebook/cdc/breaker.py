@@ -1,6 +1,6 @@
 """The circuit breaker of a subscriber, and the pauses between attempts.
 
-closed ──(not well, or several objects fail in a row)──> open
+closed ──(not well, or many objects fail in a row)──> open
 open ──(its pause has passed)──> half open ──(one call succeeds)──> closed
                                  half open ──(it fails)──> open, for twice as long
 """
@@ -14,7 +14,7 @@ from lakebook.clock import Clock
 
 FIRST_PAUSE = 0.1
 
-# Failures in a row, of at least two objects: one poisoned object says nothing about a subscriber.
+# Objects that fail, and nothing is taken between: a few poisoned ones say nothing about a subscriber.
 THRESHOLD = 5
 _FIRST_COOLING = 0.5
 
@@ -46,7 +46,7 @@ class Breaker:
         #: How often it has opened since it was closed last.
         self.openings = 0
         self._until = 0.0
-        self._failed: list[int] = []
+        self._failed: set[int] = set()
         self._probing = False
 
     def allows(self) -> bool:
@@ -72,9 +72,8 @@ class Breaker:
 
     def failed(self, object_id: int, reason: str) -> None:
         """A call has failed, though the subscriber is well."""
-        self._failed.append(object_id)
-        several = len(self._failed) >= THRESHOLD and len(set(self._failed)) > 1
-        if self.state is State.HALF_OPEN or several:
+        self._failed.add(object_id)
+        if self.state is State.HALF_OPEN or len(self._failed) >= THRESHOLD:
             self.trip(reason)
 
     def trip(self, reason: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lakebook.cdc.subscribers import Event, Subscriber
@@ -40,6 +40,8 @@ class RoutedPage:
     cursor: Cursor
     more: bool
     number: int
+    #: How often commits had been announced before it was read.
+    announced: int
 
 
 class Capture:
@@ -49,9 +51,15 @@ class Capture:
         self._log = log
         self._router = router
         self._lock = threading.Lock()
+        self._announced = 0
         self._pages: OrderedDict[Cursor, RoutedPage] = OrderedDict()
         # Of a place where nothing new was found, and the place that was found to be the same.
         self._aliases: OrderedDict[Cursor, Cursor] = OrderedDict()
+
+    def announce(self) -> None:
+        """Say that there may be more than the pages that were read so far have."""
+        with self._lock:
+            self._announced += 1
 
     def read(self, cursor: Cursor) -> RoutedPage:
         """What was committed since the cursor, and who is to see it."""
@@ -60,8 +68,9 @@ class Capture:
                 cursor = self._aliases[cursor]
             page = self._pages.get(cursor)
             if page is None:
-                page = self._read(cursor)
-            return page
+                return self._read(cursor)
+            # Whoever was woken after it was read must not stop behind it.
+            return page if page.announced == self._announced else replace(page, more=True)
 
     def _read(self, cursor: Cursor) -> RoutedPage:
         batch = self._log.read(cursor, PAGE)
@@ -72,7 +81,7 @@ class Capture:
                 event: Event[object] = Event(captured)
                 for name in names:
                     routed.setdefault(name, []).append(event)
-        page = RoutedPage(routed, batch.cursor, batch.more, len(batch.events))
+        page = RoutedPage(routed, batch.cursor, batch.more, len(batch.events), self._announced)
         if batch.events:
             self._pages[cursor] = page
             _forget_oldest(self._pages, _PAGES)

@@ -8,6 +8,7 @@ lane that grows long is not kept in memory: its events are read from the log whe
 from __future__ import annotations
 
 import heapq
+import itertools
 import logging
 import threading
 from collections import deque
@@ -24,6 +25,7 @@ from lakebook.clock import Clock, to_ms
 from lakebook.errors import (
     BookClosed,
     CursorExpired,
+    InvalidCursor,
     RegistryBusy,
     RegistryUnavailable,
     StorageUnavailable,
@@ -42,8 +44,15 @@ _MOST_IN_MEMORY = 50_000
 #: Seconds in which a subscriber has to say whether it is well, and between two such questions.
 HEALTH_SECONDS = 5.0
 _HEALTH_INTERVAL = 10.0
-# Calls that were given up and have not come back: beyond this, nothing more is handed over.
+# Calls that were given up and have not come back: beyond this, nothing more is handed over, of one object
+# and of all together. Each of them keeps a thread.
+_MOST_ABANDONED_OF_ONE = 2
 _MOST_ABANDONED = 8
+# Of what an error says.
+_LONGEST_ERROR = 2000
+
+#: What is before what in this process; clocks may stand still.
+moments = itertools.count(1)
 
 # Where a call fails like this, the subscriber cannot help it, and any other call would too.
 _OUTAGES = (RegistryUnavailable, RegistryBusy, StorageUnavailable)
@@ -51,6 +60,7 @@ _OUTAGES = (RegistryUnavailable, RegistryBusy, StorageUnavailable)
 START = "start"
 PARKED = "an event was parked"
 GIVEN_UP = "a call took too long"
+NOT_SAID = "it did not say in time whether it is well"
 LEFT_BEHIND = "its cursor was too old"
 ASKED = "it was asked for"
 
@@ -66,8 +76,9 @@ class _Lane:
     queue: deque[Event[Any]] = field(default_factory=deque)
     #: Whether some of its events are in the log only.
     spilled: bool = False
-    #: Why it is to be refreshed first; none if it is not.
+    #: Why it is to be refreshed first; none if it is not. And how often that was asked for.
     refresh: str | None = None
+    asked: int = 0
     attempts: int = 0
     error: str | None = None
     #: When it may be handed over, by the monotonic clock.
@@ -89,9 +100,12 @@ class _Call:
     #: To be read from the log first: from, to, and how many at most.
     fetch: tuple[int, int, int] | None = None
     refresh: str | None = None
+    asked: int = 0
     health: bool = False
     #: Whether the subscriber has to say first that it is well.
     probe: bool = False
+    #: Whether it is just being asked that.
+    asking: bool = False
     deadline: float = 0.0
     abandoned: bool = False
     lane: _Lane | None = None
@@ -103,6 +117,8 @@ class _Outcome:
     events: Sequence[Event[Any]] = ()
     #: The last event that the state of a refresh covers.
     covered: int = 0
+    #: Whether the events that it was to take are no longer kept.
+    gone: bool = False
     error: BaseException | None = None
     #: Why the subscriber is not well; none if it is.
     unwell: str | None = None
@@ -127,6 +143,8 @@ class Progress:
     letters: tuple[Letter, ...]
     #: All lanes, as they are written down then.
     lanes: dict[int, deliveries.Lane]
+    #: Whether it takes everything anew, so that whatever was written down means nothing any more.
+    anew: bool = False
 
     @property
     def is_new(self) -> bool:
@@ -156,7 +174,8 @@ class Delivery:
         self._ready: deque[int] = deque()
         self._in_memory = 0
         self._busy: dict[int, _Call] = {}
-        self._abandoned: set[int] = set()
+        # The objects of calls that were given up, by the call.
+        self._abandoned: dict[int, int] = {}
         self._inbox: SimpleQueue[_Outcome | None] = SimpleQueue()
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -165,7 +184,7 @@ class Delivery:
         self._next_read = 0.0
         self._read_failures = 0
         self._next_health = 0.0
-        self._quiet_from: float | None = None
+        self._quiet_from: int | None = None
         self.taken = 0
         #: What ended the thread, if it was not asked to end.
         self.failure: BaseException | None = None
@@ -211,15 +230,16 @@ class Delivery:
         self._woken = True
         self._inbox.put(None)
 
-    def stop(self, timeout: float) -> None:
-        """Hand nothing more over; what is under way is waited for, at most that long."""
+    def stop(self) -> None:
+        """Hand nothing more over."""
         with self._lock:
             self._stopping = True
         self._inbox.put(None)
+
+    def join(self, timeout: float) -> None:
+        """Wait for what is under way after a stop, at most that long."""
         if self._thread is not None:
             self._thread.join(timeout)
-        for _ in range(self.subscriber.workers):
-            self._calls.put(None)
 
     def refresh(self, object_id: int | None, reason: str = ASKED) -> None:
         """Have an object taken from the registry anew, or all of them."""
@@ -233,6 +253,9 @@ class Delivery:
     def progress(self) -> Progress:
         """What has changed since it was written down last."""
         with self._lock:
+            if self._cursor is None:
+                known = self._saved_cursor is not None or bool(self._saved)
+                return Progress(None, (), (), tuple(self._letters), {}, anew=known)
             longest = self._settings.delivery_pause
             now, wall = self._clock.monotonic(), self._clock.now_ms()
             lanes = {
@@ -250,7 +273,7 @@ class Delivery:
         with self._lock:
             self._saved = progress.lanes
             del self._letters[: len(progress.letters)]
-            if progress.cursor is not None:
+            if progress.cursor is not None or progress.anew:
                 self._saved_cursor = progress.cursor
 
     @property
@@ -258,10 +281,10 @@ class Delivery:
         """How far it has read; none before its first refresh."""
         return self._cursor
 
-    def quiet_since(self, moment: float) -> bool:
-        """Whether it has found nothing to do in a look that began after a moment."""
+    def quiet_since(self, moment: int) -> bool:
+        """Whether it has found nothing to do in a look that began after a moment of `moments`."""
         with self._lock:
-            return self._quiet_from is not None and self._quiet_from >= moment and not self._letters
+            return self._quiet_from is not None and self._quiet_from > moment and not self._letters
 
     def status(self) -> dict[str, Any]:
         """How it stands, in plain values."""
@@ -293,9 +316,15 @@ class Delivery:
                     self._ask_for_health(now)
                     wait = self._dispatch(now)
                 self._receive(wait)
-            self._finish_calls()
         except BaseException as error:  # noqa: BLE001 - whoever supervises it decides
             self.failure = error
+        try:
+            # Also then: whoever begins anew must not call for an object that is still being called for.
+            self._finish_calls()
+        except BaseException as error:  # noqa: BLE001 - whoever supervises it decides
+            self.failure = self.failure or error
+        finally:
+            self._calls.put(None)
 
     def _receive(self, wait: float) -> None:
         try:
@@ -324,8 +353,9 @@ class Delivery:
     def _read(self) -> None:
         """Read what is new, as long as there is more of it."""
         begun = self._clock.monotonic()
-        if not self._woken and begun < self._next_read:
+        if self._reads_in(begun) > 0:
             return
+        look = next(moments)
         self._woken = False
         self._next_read = begun + self._settings.event_poll
         try:
@@ -339,7 +369,7 @@ class Delivery:
                 with self._lock:
                     self._accept(page, cursor)
                     if not page.number and not self._lanes and not self._busy:
-                        self._quiet_from = begun
+                        self._quiet_from = look
                 if not page.more:
                     break
                 if self._in_memory >= _MOST_IN_LANE:
@@ -347,11 +377,12 @@ class Delivery:
                     self._woken = True
                     break
             self._read_failures = 0
-        except CursorExpired as error:
+        except (CursorExpired, InvalidCursor) as error:
             LOG.warning("%s takes everything anew: %s", self.name, error)
             self._metrics.count_refresh(self.name, "left_behind")
             with self._lock:
                 self._cursor = None
+            self._read_failures = 0
             self._woken = True
         except BookClosed:
             raise
@@ -360,7 +391,12 @@ class Delivery:
             pause = pause_after(self._read_failures, min(5.0, self._settings.delivery_pause))
             LOG.warning("%s cannot read events, and tries again in %.1f s: %s", self.name, pause, error)
             self._next_read = self._clock.monotonic() + pause
-            self._woken = False
+
+    def _reads_in(self, now: float) -> float:
+        """Seconds until the log is read again. No wake-up shortens the pause after a failure."""
+        if self._woken and not self._read_failures:
+            return 0.0
+        return max(0.0, self._next_read - now)
 
     def _begin_anew(self) -> None:
         """Refresh every object, and go on with what is committed after that."""
@@ -383,11 +419,15 @@ class Delivery:
     def _accept(self, page: RoutedPage, read_from: Cursor) -> None:
         if self._cursor != read_from:
             return  # It was told meanwhile to take everything anew.
-        self._cursor = page.cursor
         events = page.routed.get(self.name, ())
-        if not events:
-            return
-        self._quiet_from = None
+        if events:
+            self._quiet_from = None
+            self._line_up(events)
+        # Last: a cursor that has passed an event which is in no lane would lose it.
+        self._cursor = page.cursor
+
+    def _line_up(self, events: Sequence[Event[Any]]) -> None:
+        """Put events into the lanes of their objects."""
         now, wall = self._clock.monotonic(), self._clock.now_ms()
         for event in events:
             lane = self._lanes.get(event.object_id)
@@ -421,12 +461,12 @@ class Delivery:
             if lane is not None and lane.due <= now:
                 self._ready.append(object_id)
         put_back: list[int] = []
-        while self._ready and len(self._busy) < self.subscriber.workers and self._may_call():
+        while self._ready and self._has_room() and self.breaker.allows():
             object_id = self._ready.popleft()
             lane = self._lanes.get(object_id)
             if lane is None or lane.due > now:
                 continue
-            if object_id in self._busy:
+            if object_id in self._busy or self._hangs(object_id):
                 put_back.append(object_id)
                 continue
             if lane.done:
@@ -438,29 +478,34 @@ class Delivery:
         self._metrics.set_breaker(self.name, _SHOWN[self.breaker.state])
         return self._next_turn(now)
 
-    def _may_call(self) -> bool:
-        return len(self._abandoned) < _MOST_ABANDONED and self.breaker.allows()
+    def _has_room(self) -> bool:
+        return len(self._busy) < self.subscriber.workers and len(self._abandoned) < _MOST_ABANDONED
+
+    def _hangs(self, object_id: int) -> bool:
+        """Whether so many calls for an object have not come back that another would only be one more."""
+        return list(self._abandoned.values()).count(object_id) >= _MOST_ABANDONED_OF_ONE
 
     def _next_turn(self, now: float) -> float:
-        waits = [self._next_read - now if not self._woken else 0.0, self._next_health - now]
+        waits = [self._reads_in(now), self._next_health - now]
         if self._timed:
             waits.append(self._timed[0][0] - now)
         opens = self.breaker.opens_in()
-        if opens is not None and self._ready:
+        if opens is not None and self._ready and self._has_room():
             waits.append(opens)
         waits += [call.deadline - now for call in self._busy.values()]
         return max(0.0, min(waits))
 
     def _hand_over(self, lane: _Lane, now: float) -> None:
-        call = _Call(lane.object_id, probe=self.breaker.state is State.HALF_OPEN, lane=lane)
+        probe = self.breaker.state is State.HALF_OPEN
+        call = _Call(lane.object_id, probe=probe, asking=probe, lane=lane)
         most = 1 if lane.careful else BATCH
         if lane.refresh is not None:
-            call.refresh = lane.refresh
+            call.refresh, call.asked = lane.refresh, lane.asked
         elif lane.queue:
             call.events = [lane.queue[index] for index in range(min(most, len(lane.queue)))]
         else:
             call.fetch = (lane.next_sequence, lane.known, most)
-        call.deadline = now + self.subscriber.timeout + HEALTH_SECONDS
+        call.deadline = now + (HEALTH_SECONDS if call.probe else self.subscriber.timeout)
         self._busy[lane.object_id] = call
         self.breaker.began()
         self._calls.put(call)
@@ -470,28 +515,47 @@ class Delivery:
         if now < self._next_health:
             return
         self._next_health = now + _HEALTH_INTERVAL
-        # A half-open breaker asks by itself, with its next call.
-        if self._busy or self.breaker.state is not State.CLOSED or len(self._abandoned) >= _MOST_ABANDONED:
+        if self._busy or not self._has_room():
             return
-        call = _Call(_HEALTH, health=True, deadline=now + HEALTH_SECONDS)
+        # Where there is something to hand over, a breaker that is not closed asks by itself, with its next call.
+        if self.breaker.state is not State.CLOSED and (self._ready or not self.breaker.allows()):
+            return
+        call = _Call(_HEALTH, health=True, asking=True, deadline=now + HEALTH_SECONDS)
         self._busy[_HEALTH] = call
+        self.breaker.began()
         self._calls.put(call)
 
     def _give_up_late(self, now: float) -> None:
-        for object_id, call in list(self._busy.items()):
-            if call.deadline > now:
-                continue
-            # Its thread cannot be ended. It is left alone, and what it returns is not heard.
-            call.abandoned = True
-            self._abandoned.add(id(call))
-            del self._busy[object_id]
-            self._add_worker()
-            LOG.warning("%s did not answer in time and is given up for object %d", self.name, object_id)
+        for call in list(self._busy.values()):
+            if call.deadline <= now:
+                self._give_up(call, now)
+
+    def _give_up(self, call: _Call, now: float) -> None:
+        """Leave a call alone: its thread cannot be ended. What it returns is not heard."""
+        call.abandoned = True
+        object_id = call.object_id
+        asking = call.asking
+        self._abandoned[id(call)] = _HEALTH if asking else object_id
+        del self._busy[object_id]
+        self._add_worker()
+        LOG.warning("%s did not answer in time and is given up for object %d", self.name, object_id)
+        if len(self._abandoned) >= _MOST_ABANDONED:
+            LOG.error("%s is handed nothing more until one of %d calls returns", self.name, len(self._abandoned))
+        if asking:
+            self.breaker.trip(NOT_SAID)
+        else:
             self._metrics.count_deliveries(self.name, "given_up", max(1, len(call.events)))
-            self.breaker.trip(GIVEN_UP)
-            if call.lane is not None and self._lanes.get(object_id) is call.lane:
-                call.lane.error = GIVEN_UP
-                self._refresh_lane(object_id, GIVEN_UP)
+            self.breaker.failed(object_id, GIVEN_UP)
+            # One object that hangs says nothing about the others. What the subscriber says of itself does.
+            self._next_health = now
+        lane = call.lane
+        if lane is None or self._lanes.get(object_id) is not lane:
+            return
+        lane.error = NOT_SAID if asking else GIVEN_UP
+        if asking:
+            self._ready.append(object_id)  # It was not being told anything, so nothing is in doubt.
+        else:
+            self._refresh_lane(object_id, GIVEN_UP)
 
     def _refresh_lane(self, object_id: int, reason: str) -> None:
         lane = self._lanes.get(object_id)
@@ -499,7 +563,8 @@ class Delivery:
             lane = _Lane(object_id, 1, 0, self._clock.now_ms())
             self._lanes[object_id] = lane
         lane.refresh = reason
-        lane.due = self._clock.monotonic()
+        lane.asked += 1
+        lane.due = 0.0
         lane.careful = 0
         lane.attempts = 0
         self._quiet_from = None
@@ -510,13 +575,15 @@ class Delivery:
     def _settle(self, outcome: _Outcome) -> None:
         call = outcome.call
         if call.abandoned:
-            self._abandoned.discard(id(call))
+            self._abandoned.pop(id(call), None)
             return
         if self._busy.get(call.object_id) is call:
             del self._busy[call.object_id]
         if call.health:
             if outcome.unwell is not None:
                 self.breaker.trip(outcome.unwell)
+            elif self.breaker.state is State.HALF_OPEN:
+                self.breaker.succeeded()
             return
         # Whatever became of its object meanwhile: a breaker that let one call through waits for its end.
         if outcome.error is None:
@@ -524,7 +591,7 @@ class Delivery:
         elif outcome.unwell is not None:
             self.breaker.trip(outcome.unwell)
         else:
-            self.breaker.failed(call.object_id, f"{type(outcome.error).__name__}: {outcome.error}")
+            self.breaker.failed(call.object_id, described(outcome.error))
         lane = self._lanes.get(call.object_id)
         if lane is None or lane is not call.lane:
             # Everything is taken anew by now; a lane that waited for this call may go.
@@ -538,10 +605,14 @@ class Delivery:
 
     def _advance(self, lane: _Lane, outcome: _Outcome) -> None:
         now = self._clock.monotonic()
+        if outcome.gone:
+            self._metrics.count_refresh(self.name, "left_behind")
+            self._refresh_lane(lane.object_id, LEFT_BEHIND)
+            return
         if outcome.call.refresh is not None:
             self._metrics.count_refresh(self.name, "done")
-            if lane.refresh == outcome.call.refresh:
-                lane.refresh = None
+            if lane.asked == outcome.call.asked:
+                lane.refresh = None  # Else somebody has asked for one after it had read the state.
             # What the state covers need not be told again.
             self._skip_to(lane, max(lane.next_sequence, outcome.covered + 1))
             lane.known = max(lane.known, outcome.covered)
@@ -579,7 +650,7 @@ class Delivery:
     def _fail(self, lane: _Lane, outcome: _Outcome) -> None:
         error = outcome.error
         assert error is not None
-        lane.error = f"{type(error).__name__}: {error}"
+        lane.error = described(error)
         if outcome.call.refresh is not None:
             self._metrics.count_refresh(self.name, "failed")
         else:
@@ -626,6 +697,7 @@ class Delivery:
         while True:
             call = self._calls.get()
             if call is None:
+                self._calls.put(None)  # For the next one.
                 return
             outcome = self._perform(call)
             abandoned = call.abandoned
@@ -638,11 +710,15 @@ class Delivery:
         covered = 0
         try:
             if call.health or call.probe:
-                unwell = self._unwell()
+                unwell = self._unwell(call)
                 if unwell is not None:
                     return _Outcome(call, events, error=SubscriberFailed(unwell, on=self.name), unwell=unwell)
+                self._allow(call, self.subscriber.timeout)
             if call.fetch is not None:
-                events = self._fetched(call.object_id, *call.fetch)
+                found = self._fetched(call.object_id, *call.fetch)
+                if found is None:
+                    return _Outcome(call, gone=True)
+                events = found
             if call.refresh is not None:
                 covered = self._take_anew(call.object_id, call.refresh)
             elif len(events) == 1:
@@ -650,17 +726,22 @@ class Delivery:
             elif events:
                 _require_nothing(self.subscriber.on_events, events)
         except _OUTAGES as error:
-            return _Outcome(call, events, error=error, unwell=f"{type(error).__name__}: {error}")
+            return _Outcome(call, events, error=error, unwell=described(error))
         except BaseException as error:  # noqa: BLE001 - whatever it is, it was not taken
-            return _Outcome(call, events, error=error, unwell=self._unwell())
+            return _Outcome(call, events, error=error, unwell=self._unwell(call))
         failpoints.reach("delivery.taken")
         return _Outcome(call, events, covered)
 
-    def _fetched(self, object_id: int, first: int, last: int, most: int) -> list[Event[Any]]:
+    def _fetched(self, object_id: int, first: int, last: int, most: int) -> list[Event[Any]] | None:
+        """Events of an object from the log; none if they are no longer kept."""
         tables = self.subscriber.subscribed_tables
-        found = self._registry.read_with(
-            lambda reader: deliveries.events_of_object(reader, object_id, first, last, tables, most)
-        )
+        try:
+            found = self._registry.read_with(
+                lambda reader: deliveries.events_of_object(reader, object_id, first, last, tables, most)
+            )
+        except CursorExpired as error:
+            LOG.warning("%s takes object %d anew: %s", self.name, object_id, error)
+            return None
         return [Event(captured) for captured in found]
 
     def _take_anew(self, object_id: int, reason: str) -> int:
@@ -669,11 +750,20 @@ class Delivery:
         _require_nothing(self.subscriber.on_refresh, Refresh(object_id, kind, table, reason))
         return last
 
-    def _unwell(self) -> str | None:
+    def _allow(self, call: _Call, seconds: float) -> None:
+        """Give a call so much time from now on."""
+        call.deadline = self._clock.monotonic() + seconds
+        self._inbox.put(None)
+
+    def _unwell(self, call: _Call) -> str | None:
+        call.asking = True
+        self._allow(call, HEALTH_SECONDS)
         try:
             _require_nothing(self.subscriber.on_health)
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is not well
-            return f"it is not well ({type(error).__name__}: {error})"
+            return f"it is not well ({described(error)})"
+        finally:
+            call.asking = False
         return None
 
 
@@ -681,6 +771,16 @@ class Delivery:
 _HEALTH = 0
 
 _SHOWN = {State.CLOSED: 0.0, State.HALF_OPEN: 0.5, State.OPEN: 1.0}
+
+
+def described(error: BaseException) -> str:
+    """An error in words that every database can keep, whatever it says of itself."""
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except BaseException:  # noqa: BLE001 - it has no words
+        text = type(error).__name__
+    text = text[:_LONGEST_ERROR].replace("\0", "\\0")
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")[:_LONGEST_ERROR]
 
 
 def _require_nothing(method: Callable[..., object], *given: object) -> None:

@@ -26,6 +26,7 @@ from lakebook.registry.inserts import (
 from lakebook.registry.leases import LeaseRecord, end_dead_leases, list_leases
 from lakebook.registry.publishing import Pointer, pointer_of, snapshots_of
 from lakebook.registry.retirement import (
+    OLD_TOMBSTONE,
     Grace,
     Retired,
     claim_abandoned,
@@ -332,7 +333,7 @@ class Cleaner:
         result.dead_leases = len(dead)
         if not dry_run:
             self._end_leases(dead)
-            self._lake.registry.write(lambda transaction: forget_tombstones(transaction, CHUNK))
+            self._forget_tombstones()
             self._remove_read_folders()
             # A dropped table whose last file has gone now can go as well.
             for table_id, object_id, dropped in self._tables(None):
@@ -372,6 +373,13 @@ class Cleaner:
         for path in gone:
             lake.store.remove_empty_folders(path)
         return gone, [(path, str(error)) for path, error in failed.items()]
+
+    def _forget_tombstones(self) -> None:
+        """Let paths be used again whose files were deleted long enough ago."""
+        registry, now = self._lake.registry, self._lake.clock.now_ms()
+        # Only then is it worth to wait for other writers.
+        if registry.one(OLD_TOMBSTONE, now) is not None:
+            registry.write(lambda transaction: forget_tombstones(transaction, CHUNK))
 
     def empty_dropped(self, enough: Enough = never) -> int:
         """Hand over the files of dropped tables, and forget tables that have none left; how many files."""
@@ -428,7 +436,7 @@ class Cleaner:
         """
         result = Swept(dry_run)
         if not dry_run:
-            self._lake.registry.write(lambda transaction: forget_tombstones(transaction, CHUNK))
+            self._forget_tombstones()
         if not self._sweep_inserts(result, progress, enough):
             return result
         try:

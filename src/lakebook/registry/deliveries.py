@@ -19,10 +19,11 @@ import orjson
 import sqlalchemy as sa
 
 from lakebook.clock import to_datetime, to_ms
-from lakebook.errors import DeadLetterNotFound, SchedulerLost
+from lakebook.errors import CursorExpired, DeadLetterNotFound, InvalidCursor, SchedulerLost
 from lakebook.registry import schema
 from lakebook.registry.commits import owner
 from lakebook.registry.events import (
+    DELETE_CURSOR,
     INSERT_CURSOR,
     LOAD_CURSOR,
     UPDATE_CURSOR,
@@ -130,6 +131,9 @@ def _of_object(database: str) -> sa.Select[Any]:
 EVENTS_OF_OBJECT = Statement(
     _of_object(SQLITE), "of_object", "least", "last", "of_tables", "most", postgresql=_of_object(POSTGRESQL)
 )
+EVENT_AT = Statement(
+    sa.select(_e.id).where(_e.object_id == bind("of_object"), _e.sequence == bind("at")), "of_object", "at"
+)
 LIVE_TABLES = Statement(
     sa.select(_o.id, _o.last_sequence)
     .select_from(schema.lake_objects.join(schema.tables, _t.object_id == _o.id))
@@ -166,6 +170,14 @@ DEAD_LETTERS = Statement(
     .offset(ZERO),
     "after",
     "most",
+)
+PARKED = Statement(
+    sa.select(_x.id).where(
+        _x.subscriber == bind("of_subscriber"), _x.event_id == bind("of_event"), _x.object_id == bind("of_object")
+    ),
+    "of_subscriber",
+    "of_event",
+    "of_object",
 )
 DEAD_LETTER = Statement(sa.select(schema.dead_letters).where(_x.id == bind("of_id")), "of_id")
 COUNT_LETTERS = Statement(
@@ -314,7 +326,10 @@ def load_progress(reader: Reader, subscriber: str) -> tuple[Cursor | None, list[
     """How far a subscriber has come; without a cursor it begins with a refresh."""
     row = reader.one(LOAD_CURSOR, subscriber)
     lanes = [_lane_from(values) for values in reader.all(LANES, subscriber)]
-    return (Cursor.parse(row[0]) if row else None), lanes
+    try:
+        return (Cursor.parse(row[0]) if row else None), lanes
+    except InvalidCursor:
+        return None, lanes  # What it stood for is not known any more.
 
 
 def save_progress(
@@ -340,7 +355,8 @@ def save_lanes(transaction: Transaction, subscriber: str, changed: Sequence[Lane
 
 
 def forget_progress(transaction: Transaction, subscriber: str) -> None:
-    """Forget what a subscriber has not taken yet: it is about to take everything anew."""
+    """Forget how far a subscriber has come: it is about to take everything anew."""
+    transaction.run(DELETE_CURSOR, subscriber)
     transaction.run(DELETE_LANES, subscriber)
 
 
@@ -386,8 +402,15 @@ def events_behind(reader: Reader, cursor: Cursor) -> int:
 def events_of_object(
     reader: Reader, object_id: int, first: int, last: int, tables: Sequence[str], most: int
 ) -> list[Event]:
-    """Events of one lake object between two sequences, of some tables."""
+    """Events of one lake object between two sequences, of some tables; refused if they are no longer kept."""
     rows = reader.all(EVENTS_OF_OBJECT, object_id, first, last, reader.listed(tables), most)
+    # After the events, and whatever table it is of: the oldest go first, so if the first is there now, all were.
+    if reader.one(EVENT_AT, object_id, first) is None:
+        raise CursorExpired(
+            "events that were not taken yet are no longer kept",
+            on=f"object {object_id}",
+            remedy="Take the state of the object from the registry",
+        )
     return [event_from(row) for row in rows]
 
 
@@ -421,7 +444,9 @@ def object_state(reader: Reader, object_id: int) -> tuple[str, int, TableRecord 
 
 
 def park(transaction: Transaction, subscriber: str, event: Event, attempts: int, error: str) -> None:
-    """Put an event aside that could not be taken."""
+    """Put an event aside that could not be taken; once, also if nobody knew whether it was done."""
+    if transaction.one(PARKED, subscriber, event.id, event.object_id) is not None:
+        return
     transaction.run(
         INSERT_DEAD_LETTER,
         subscriber,

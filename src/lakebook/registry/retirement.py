@@ -292,15 +292,11 @@ STILL_DELETING = Statement(_deleting(SQLITE), "paths", postgresql=_deleting(POST
 CLAIM_DELETING = Statement(_deleting(SQLITE), "paths", postgresql=_deleting(POSTGRESQL).with_for_update())
 FORGET_FILES = Statement(_forgetting(SQLITE), "paths", postgresql=_forgetting(POSTGRESQL))
 BURY_FILES = Statement(_burying(SQLITE), "until", "paths", postgresql=_burying(POSTGRESQL))
+_old_tombstones = sa.select(_w.file_path).where(_w.expiration <= bind("now"), sa.not_(NOT_DELETED))
+OLD_TOMBSTONE = Statement(_old_tombstones.limit(ONE).offset(ZERO), "now")
 FORGET_TOMBSTONES = Statement(
     sa.delete(schema.temporary_files).where(
-        _w.file_path.in_(
-            sa.select(_w.file_path)
-            .where(_w.expiration <= bind("now"), sa.not_(NOT_DELETED))
-            .order_by(_w.expiration)
-            .limit(bind("most", sa.Integer))
-            .offset(ZERO)
-        )
+        _w.file_path.in_(_old_tombstones.order_by(_w.expiration).limit(bind("most", sa.Integer)).offset(ZERO))
     ),
     "now",
     "most",

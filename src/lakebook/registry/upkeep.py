@@ -152,23 +152,26 @@ class _SQLiteUpkeep:
 
     def _give_back_pages(self, enough: Enough) -> None:
         """Give free pages back to the file system, a few at a time: each step is a write transaction."""
-        total, free = self._number("page_count"), self._number("freelist_count")
-        left = free - max(FREE_PAGES, total // _FREE_PART)
-        if left > 0 and self._number("auto_vacuum") == 0:
-            self._report.hints.append(f"{free} of {total} pages are free; give them back with VACUUM, which locks it")
-            return
         pages = _STEP_PAGES
-        while left > 0 and not enough():
-            begun = self._clock.monotonic()
-            # To its end: else only the first page is given back.
-            self._connection.execute(f"PRAGMA incremental_vacuum({min(pages, left)})").fetchall()
-            after = self._number("freelist_count")
-            if after >= free:
+        while (surplus := self._surplus()) > 0:
+            if self._number("auto_vacuum") == 0:
+                self._report.hints.append(f"{surplus} pages are free; give them back with VACUUM, which locks it")
                 return
-            self._report.done["pages"] = self._report.done.get("pages", 0) + free - after
-            left, free = left - (free - after), after
+            if enough():
+                return
+            free, begun = self._number("freelist_count"), self._clock.monotonic()
+            # To its end: else only the first page is given back.
+            self._connection.execute(f"PRAGMA incremental_vacuum({min(pages, surplus)})").fetchall()
+            given = free - self._number("freelist_count")
+            if given <= 0:
+                return
+            self._report.done["pages"] = self._report.done.get("pages", 0) + given
             if self._clock.monotonic() - begun > _STEP_SECONDS:
                 pages = max(1, pages // 2)
+
+    def _surplus(self) -> int:
+        """Free pages beyond those that are kept."""
+        return self._number("freelist_count") - max(FREE_PAGES, self._number("page_count") // _FREE_PART)
 
     def _checkpoint(self) -> None:
         """Move what readers do not need out of the WAL; cut it to nothing only if it is large and nobody is at work."""

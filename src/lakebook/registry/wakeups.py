@@ -98,6 +98,8 @@ class Waiter:
         assert isinstance(probe, ChangeProbe)
         try:
             last = probe.token()
+            # What came before this one is not seen by a change of it.
+            self.wake()
             while not self._ending.wait(PROBE_SECONDS):
                 token = probe.token()
                 if token != last:
@@ -149,7 +151,10 @@ class Announcer:
     def announce(self) -> None:
         """Say that events were committed."""
         if _waiting:
-            for waiter in list(_waiting.get(_key_of(self._database), ())):
+            # Others may begin or cease to wait meanwhile, and a commit must not fail for that.
+            with _lock:
+                waiters = list(_waiting.get(_key_of(self._database), ()))
+            for waiter in waiters:
                 waiter.wake()
         if not isinstance(self._database, PostgreSQL) or self._closed:
             return
