@@ -203,7 +203,7 @@ class Writing(Subscriber):
 
     workers = 3
 
-    def __init__(self, name: str, file: int, run: str) -> None:
+    def __init__(self, name: str, file: int, run: Callable[[], str]) -> None:
         self.name = name  # type: ignore[misc]
         self._file = file
         self._run = run
@@ -214,7 +214,8 @@ class Writing(Subscriber):
 
     def _write(self, *facts: tuple[Any, ...]) -> None:
         # In one write, at the end of the file: nobody else's comes between.
-        os.write(self._file, "".join(f"{json.dumps([self._run, self.name, *fact])}\n" for fact in facts).encode())
+        run = self._run()
+        os.write(self._file, "".join(f"{json.dumps([run, self.name, *fact])}\n" for fact in facts).encode())
 
     def on_event(self, event: Event[Any]) -> None:
         self.on_events([event])
@@ -243,7 +244,9 @@ def deliver_until_stopped(line: Line, target: str, settings: dict[str, Any], fil
     written = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     clock = Jumping()
     with lakebook.open(target, clock=clock, **settings) as book:
-        astha = Astha(book._registry, [Writing(name, written, run) for name in NAMES])
+        turns: list[int] = []
+        subscribers = [Writing(name, written, lambda: f"{run}, turn {len(turns)}") for name in NAMES]
+        astha = Astha(book._registry, subscribers, on_claimed=lambda: turns.append(1))
         astha.start()
         line.tell("ready")
         role = None
@@ -282,6 +285,7 @@ def write_events(line: Line, target: str, settings: dict[str, Any], seed: int, c
 class Fact:
     """What a recording subscriber was told once."""
 
+    #: The process, and how often it has had the turn.
     run: str
     subscriber: str
     kind: str

@@ -34,7 +34,6 @@ from astha_subscribers import (
 )
 from books import POSTGRESQL, SQLITE, Place, Postgres
 from lakebook import Book, failpoints
-from lakebook.clock import SystemClock
 from lakebook.registry.databases import sqlite_driver
 from lakebook.registry.deliveries import SchedulerState, events_behind, load_progress, scheduler_state
 from lakebook.registry.transactions import Reader
@@ -230,10 +229,9 @@ def let_go_of_the_file(frozen: Daemon, book: Book) -> None:
 
 def test_a_clean_stop_gives_the_turn_back_at_once(place: Place, book: Book, tmp_path: Path) -> None:
     file = tmp_path / "told"
-    patient = {"astha_lease": 30.0}
-    first = Daemon(place, file, "first", **patient)
+    first = Daemon(place, file, "first", astha_lease=30.0)
     first.wait_for("active")
-    second = Daemon(place, file, "second", **patient)
+    second = Daemon(place, file, "second", astha_lease=30.0)
     append(book, 0, 5)
     first.stop()
     assert state_of(book).holder is None
@@ -325,19 +323,19 @@ def test_a_history_of_eight_writers_is_complete_and_in_order_though_whoever_deli
     commits = EVENTS // 10 // PROCESSES
     settings = {**place.settings, **SETTINGS}
     writers = [Child(write_events, place.target, settings, seed, commits) for seed in range(PROCESSES)]
-    done = 0
+    for writer in writers:
+        writer.wait_for("ready")
+    file.touch()
     for kill in range(KILLS):
         daemon = Daemon(place, file, f"run {kill}")
-        daemon.wait_for("active")
-        # Somewhere in its next events.
-        told = len(facts_in(file)) + chance.randrange(1, 2 * 2 * EVENTS // (KILLS + 1))
-        until(lambda: len(facts_in(file)) >= told or caught_up(book))  # noqa: B023
+        # Somewhere among what it delivers next.
+        written = file.stat().st_size + chance.randrange(1, 40 * EVENTS // KILLS)
+        until(lambda: file.stat().st_size >= written or (caught_up(book) and not any_writes(writers)))  # noqa: B023
         daemon.kill()
     last = Daemon(place, file, "last")
-    for writer in writers:
-        done += sum(fact[0] == "committed" for fact in writer.facts())
-        assert writer.end() == 0
-    assert done == commits * PROCESSES
+    done = [sum(fact[0] == "committed" for fact in writer.facts()) for writer in writers]
+    assert [writer.end() for writer in writers] == [0] * PROCESSES
+    assert done == [commits] * PROCESSES
     until(lambda: caught_up(book))
     last.stop()
     found = check_told(book, file)
@@ -348,6 +346,10 @@ def test_a_history_of_eight_writers_is_complete_and_in_order_though_whoever_deli
         f" ({found['told']:,} times) by a process that was killed {KILLS} times; complete, in order, none skipped"
     )
     print(place.kind, found)  # noqa: T201 - counts are asked for
+
+
+def any_writes(writers: list[Child]) -> bool:
+    return any(writer._process.is_alive() for writer in writers)
 
 
 # --- the database goes away --------------------------------------------------------
@@ -379,14 +381,20 @@ def test_a_server_that_is_stopped_and_started_is_waited_for(caplog: pytest.LogCa
         postgres = Postgres(Path(folder))
         place = Place(POSTGRESQL, postgres.new_database(), {"warehouse": postgres.warehouse})
         book = new_book(place)
-        impatient = place.open(**{**SETTINGS, "retry_attempts": 3, "retry_seconds": 0.2})
+        impatient = place.open(**{**SETTINGS, "retry_attempts": 3, "retry_seconds": 0.2, "delivery_pause": 5.0})
         recorder = Recorder(NAMES[0], TABLES)
         with delivering(impatient, recorder) as astha:
             append(book, 0, 5)
             assert astha.wait_idle(PATIENCE)
             postgres._server.stop()
             until(lambda: "cannot be written down now" in caplog.text)
+            (delivery,) = astha._deliveries
+            for _ in range(300):
+                # Whoever wakes it does not make it ask more often.
+                delivery.wake()
+                until(lambda: delivery._inbox.empty())
             until(lambda: "cannot read events" in caplog.text)
+            assert caplog.text.count("cannot read events") < 50
             postgres._server.start()
             until(lambda: can_append(book))
             assert astha.wait_idle(PATIENCE)
@@ -435,11 +443,3 @@ def events_left(book: Book, name: str) -> int:
         return events_behind(reader, cursor)
 
     return book._registry.read_with(look)
-
-
-def test_a_clock_tells_the_time_it_was_told() -> None:
-    from astha_subscribers import Jumping
-
-    clock = Jumping()
-    clock.ahead_ms = 10_000_000
-    assert clock.now_ms() > SystemClock().now_ms() + 9_000_000

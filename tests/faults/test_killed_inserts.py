@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import astha_subscribers
 import outside_writers
 import table_writers
 import writers
@@ -189,5 +190,5 @@ def test_every_failpoint_is_swept() -> None:
     # The migrations have tests of their own.
     migrations = {point for point in failpoints.POINTS if point.startswith("migration.")}
     swept = {*writers.POINTS, *table_writers.POINTS, *table_writers.SPARK_POINTS, *outside_writers.POINTS}
-    swept |= {*table_writers.COMPACTION_POINTS}
+    swept |= {*table_writers.COMPACTION_POINTS, *astha_subscribers.POINTS}
     assert swept | migrations == set(failpoints.POINTS)

@@ -37,7 +37,7 @@ from lakebook.errors import DeadLetterNotFound, EpochChanged, RegistryUnavailabl
 from lakebook.registry import deliveries, schema
 from lakebook.registry.epoch import begin_epoch
 from lakebook.registry.events import EventLog
-from lakebook.registry.maintenance import REFRESH, ask, list_requests, list_work
+from lakebook.registry.maintenance import REFRESH, ask, list_requests, list_work, meet
 from lakebook.registry.pruning import drop_laggards, prune_events
 
 #: Kinds of books whose registry other books can open too.
@@ -341,6 +341,16 @@ def test_the_one_that_makes_a_batch_fail_is_found_and_alone_parked(book: Book) -
     assert [refresh.reason for refresh in recorder.refreshes] == [PARKED]
 
 
+def test_an_event_is_parked_once_also_if_nobody_knew_whether_it_was(book: Book) -> None:
+    append(book, 0)
+    event = all_events(book, ["segments"])[0]
+    for _ in range(2):
+        book._registry.write(lambda transaction: deliveries.park(transaction, "recorder", event, 30, "poison"))
+    book._registry.write(lambda transaction: deliveries.park(transaction, "other", event, 30, "poison"))
+    assert [letter.subscriber for letter in letters(book)] == ["recorder", "other"]
+    assert book._registry.read_with(deliveries.count_dead_letters) == {"recorder": 1, "other": 1}
+
+
 @in_memory
 def test_the_pauses_between_attempts_double_up_to_the_longest(place: Place) -> None:
     clock = ManualClock()
@@ -422,7 +432,7 @@ def test_an_error_of_any_text_is_written_down_and_stops_nobody(place: Place, err
 
 
 @in_memory
-@pytest.mark.parametrize("garbage", [False, 0, "", "done", [], object()], ids=repr)
+@pytest.mark.parametrize("garbage", [False, 0, "", "done", [], 1.5], ids=repr)
 def test_whoever_returns_something_has_not_taken_it(place: Place, garbage: object) -> None:
     book = place.open(**QUICK, delivery_attempts=3)
     book.metadata.create_topic(TOPIC)
@@ -476,6 +486,22 @@ def test_a_call_that_hangs_is_given_up_after_its_time_out_its_object_refreshed_a
         append(book, 0)
         assert astha.wait_idle(PATIENCE)
     assert letters(book) == []
+
+
+@in_memory
+def test_without_pauses_too_what_was_given_up_is_refreshed(place: Place) -> None:
+    book = place.open(astha_lease=0.5, delivery_pause=0.0)
+    book.metadata.create_topic(TOPIC)
+    hanging = Gate(times=1)
+    recorder = Recorder(act=hanging, timeout=0.02)
+    begin_here(book)
+    with delivering(book, recorder) as astha:
+        append(book)
+        until(lambda: recorder.refreshes)
+        append(book)
+        assert astha.wait_idle(PATIENCE)
+        assert [event.data.base_offset for event in recorder.events] == [1]
+        hanging.opened.set()
 
 
 @in_memory
@@ -837,6 +863,20 @@ def test_requests_for_others_stay(book: Book) -> None:
     assert [request.component for request in asked(book)] == ["somebody"]
 
 
+def test_what_is_asked_for_again_after_it_was_seen_is_not_taken_for_met(book: Book) -> None:
+    registry = book._registry
+    registry.write(lambda transaction: ask(transaction, REFRESH, "recorder", 1))
+    seen = asked(book)
+    # Whoever has seen the first may have read the state before this one was asked.
+    registry.write(lambda transaction: ask(transaction, REFRESH, "recorder", 1))
+    assert len(asked(book)) == 1
+    registry.write(lambda transaction: meet(transaction, seen))
+    assert len(asked(book)) == 1
+    again = asked(book)
+    registry.write(lambda transaction: meet(transaction, again))
+    assert asked(book) == []
+
+
 @in_memory
 def test_a_refresh_that_is_asked_for_during_a_refresh_comes_after_it(book: Book) -> None:
     slow = Gate(times=1)
@@ -1083,9 +1123,10 @@ def test_whoever_has_lost_the_turn_writes_nothing_down(book: Book) -> None:
     registry.write(lambda transaction: deliveries.require_turn(transaction, new))
     assert lanes(book) == []
     registry.write(lambda transaction: deliveries.release_turn(transaction, new))
-    for refused in (deliveries.require_turn, lambda transaction, turn: deliveries.renew_turn(transaction, turn, {})):
-        with pytest.raises(SchedulerLost):
-            registry.write(lambda transaction: refused(transaction, new))  # noqa: B023
+    with pytest.raises(SchedulerLost):
+        registry.write(lambda transaction: deliveries.require_turn(transaction, new))
+    with pytest.raises(SchedulerLost):
+        registry.write(lambda transaction: deliveries.renew_turn(transaction, new, {}))
 
 
 # --- failures of its own -----------------------------------------------------------
@@ -1128,6 +1169,15 @@ def test_after_a_failure_of_its_own_it_begins_anew_says_so_and_loses_nothing(boo
         "RuntimeError: of its own",
     )
     assert set(recorder.sequences()) == {object_of(book, 0), object_of(book, 1)}
+
+
+def test_a_failure_before_anything_was_delivered_gives_the_turn_back(place: Place) -> None:
+    # Nobody could take it for dead within the test.
+    book = place.open(astha_lease=10 * PATIENCE)
+    with failpoints.armed("astha.claimed", Once(2)), delivering(book, Recorder()):
+        state = book._registry.read_with(deliveries.scheduler_state)
+        assert state is not None
+        assert state.token == 3
 
 
 class Moody(Recorder):

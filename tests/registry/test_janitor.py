@@ -113,7 +113,8 @@ def test_leases_of_dead_readers_go_though_no_file_waits(timed: Book, clock: Manu
         timed.lake.renewals.renew()
         janitor.run_due()
     assert [row["id"] for row in records(timed, schema.leases)] == [living.lease.id]
-    assert ("leases", "done") in work(timed)
+    # Whichever of the two comes first: who deletes files looks at leases too.
+    assert {("leases", "done"), ("files", "done")} & set(work(timed))
     assert ids(living) == [1]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from lakebook.cdc.breaker import FIRST_PAUSE, THRESHOLD, Breaker, State, pause_after
@@ -141,7 +143,7 @@ def test_a_call_that_fails_opens_a_half_open_one_for_longer_up_to_the_longest(
         breaker.failed(number, "still")
         assert breaker.state is State.OPEN
     assert all(pause <= LONGEST for pause in pauses)
-    assert all(later > sooner for sooner, later in zip(pauses[:6], pauses[1:7], strict=True))
+    assert all(later > sooner for sooner, later in pairwise(pauses[:7]))
     assert min(pauses[-20:]) >= 0.8 * LONGEST
 
 

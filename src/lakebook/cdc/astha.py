@@ -35,6 +35,7 @@ from lakebook.registry.deliveries import (
     Turn,
     claim_turn,
     forget_progress,
+    has_cursor,
     load_progress,
     park,
     release_turn,
@@ -44,7 +45,7 @@ from lakebook.registry.deliveries import (
     scheduler_state,
 )
 from lakebook.registry.events import EventLog
-from lakebook.registry.maintenance import FAILED, REFRESH, Request, list_requests, meet, note_work
+from lakebook.registry.maintenance import FAILED, REFRESH, Request, meet, note_work, requests_of_kind
 from lakebook.registry.registry import Registry
 from lakebook.registry.transactions import Transaction
 from lakebook.registry.wakeups import Waiter
@@ -97,6 +98,8 @@ class Astha:
         self._failures = 0
         # What made it begin anew, until that is written down.
         self._said: str | None = None
+        # Requests that were acted upon, until it is written down.
+        self._taken: set[tuple[str, int]] = set()
         self._beat = min(1.0, self._settings.astha_lease / 5)
         self.role = Role.STOPPED
         #: What ended it for good, though nobody asked it to end.
@@ -215,6 +218,7 @@ class Astha:
     def _serve(self, turn: Turn) -> None:
         self._metrics.count_turn("claimed")
         LOG.info("this process delivers events from now on (turn %d)", turn.token)
+        self._taken = set()
         waiter = Waiter(self._registry.database)
         held = True
         try:
@@ -316,21 +320,24 @@ class Astha:
         met = self._take_requests()
         found = [(delivery, delivery.progress()) for delivery in self._deliveries]
         status = self.status()
-        self._registry.write(lambda transaction: _write_down(transaction, turn, status, found, met))
+        dropped = self._registry.write(lambda transaction: _write_down(transaction, turn, status, found, met))
         failpoints.reach("astha.saved")
         for delivery, progress in found:
-            delivery.saved(progress)
+            if delivery.name in dropped:
+                LOG.warning("%s has lost its cursor, and takes everything anew", delivery.name)
+                delivery.begin_anew()
+            else:
+                delivery.saved(progress)
 
     def _take_requests(self) -> list[Request]:
         """Have objects refreshed for whom somebody has asked for it."""
         by_name = {delivery.name: delivery for delivery in self._deliveries}
-        asked = [
-            request
-            for request in self._registry.read_with(list_requests)
-            if request.kind == REFRESH and request.component in by_name
-        ]
+        asked = self._registry.read_with(lambda reader: requests_of_kind(reader, REFRESH, sorted(by_name)))
         for request in asked:
-            by_name[request.component].refresh(request.object_id or None, ASKED)
+            # Once: it stays until it is written down that it was met, and that may take several attempts.
+            if (request.key, request.requested_at) not in self._taken:
+                by_name[request.component].refresh(request.object_id or None, ASKED)
+        self._taken = {(request.key, request.requested_at) for request in asked}
         return asked
 
     def _say(self, turn: Turn) -> None:
@@ -353,11 +360,18 @@ def _write_down(
     status: Mapping[str, Any],
     found: Sequence[tuple[Delivery, Progress]],
     met: Sequence[Request],
-) -> None:
+) -> set[str]:
+    """Write it down; the subscribers whose cursor somebody has taken away meanwhile."""
     renew_turn(transaction, turn, status)
+    dropped: set[str] = set()
     for delivery, progress in found:
         if progress.anew:
             forget_progress(transaction, delivery.name)
+        elif delivery.was_saved and not has_cursor(transaction, delivery.name):
+            # Its lanes are gone with it. To go on from here would leave their events to nobody.
+            dropped.add(delivery.name)
+            forget_progress(transaction, delivery.name)
+            continue
         elif progress.cursor is not None:
             save_progress(transaction, delivery.name, progress.cursor, progress.changed, progress.finished)
         elif progress.is_new:
@@ -365,3 +379,4 @@ def _write_down(
         for letter in progress.letters:
             park(transaction, delivery.name, letter.event.captured, letter.attempts, letter.error)
     meet(transaction, met)
+    return dropped

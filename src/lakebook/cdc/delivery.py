@@ -55,7 +55,9 @@ _LONGEST_ERROR = 2000
 moments = itertools.count(1)
 
 # Where a call fails like this, the subscriber cannot help it, and any other call would too.
-_OUTAGES = (RegistryUnavailable, RegistryBusy, StorageUnavailable)
+_REGISTRY_AWAY = (RegistryUnavailable, RegistryBusy)
+# Of storage one object alone may be the reason; then the subscriber says that it is well.
+_OUTAGES = (*_REGISTRY_AWAY, StorageUnavailable)
 
 START = "start"
 PARKED = "an event was parked"
@@ -183,6 +185,8 @@ class Delivery:
         self._woken = True
         self._next_read = 0.0
         self._read_failures = 0
+        # How often in a row its cursor was too old.
+        self._expired = 0
         self._next_health = 0.0
         self._quiet_from: int | None = None
         self.taken = 0
@@ -250,6 +254,13 @@ class Delivery:
                 self._refresh_lane(object_id, reason)
         self.wake()
 
+    def begin_anew(self) -> None:
+        """Take everything anew: nothing of what was written down is there any more."""
+        with self._lock:
+            self._cursor = self._saved_cursor = None
+            self._saved = {}
+        self.wake()
+
     def progress(self) -> Progress:
         """What has changed since it was written down last."""
         with self._lock:
@@ -267,6 +278,11 @@ class Delivery:
             finished = tuple(object_id for object_id in self._saved if object_id not in lanes)
             cursor = self._cursor if self._cursor != self._saved_cursor else None
             return Progress(cursor, changed, finished, tuple(self._letters), lanes)
+
+    @property
+    def was_saved(self) -> bool:
+        """Whether its cursor is written down, as far as it knows."""
+        return self._saved_cursor is not None
 
     def saved(self, progress: Progress) -> None:
         """Say that it was written down."""
@@ -366,6 +382,7 @@ class Delivery:
                 if cursor is None:
                     return
                 page = self._capture.read(cursor)
+                self._read_failures = self._expired = 0
                 with self._lock:
                     self._accept(page, cursor)
                     if not page.number and not self._lanes and not self._busy:
@@ -376,13 +393,16 @@ class Delivery:
                     # Handing over goes first; the rest is read in the next turn of the loop.
                     self._woken = True
                     break
-            self._read_failures = 0
         except (CursorExpired, InvalidCursor) as error:
             LOG.warning("%s takes everything anew: %s", self.name, error)
             self._metrics.count_refresh(self.name, "left_behind")
             with self._lock:
                 self._cursor = None
-            self._read_failures = 0
+            # The first time at once. If the new one has expired as well, something else is wrong.
+            self._read_failures, self._expired = self._expired, self._expired + 1
+            self._next_read = self._clock.monotonic()
+            if self._read_failures:
+                self._next_read += pause_after(self._read_failures, min(5.0, self._settings.delivery_pause))
             self._woken = True
         except BookClosed:
             raise
@@ -725,7 +745,7 @@ class Delivery:
                 _require_nothing(self.subscriber.on_event, events[0])
             elif events:
                 _require_nothing(self.subscriber.on_events, events)
-        except _OUTAGES as error:
+        except _REGISTRY_AWAY as error:
             return _Outcome(call, events, error=error, unwell=described(error))
         except BaseException as error:  # noqa: BLE001 - whatever it is, it was not taken
             return _Outcome(call, events, error=error, unwell=self._unwell(call))

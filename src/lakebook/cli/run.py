@@ -31,7 +31,13 @@ _LOOK = 0.5
     help="The Spark master that compactions run on. Spark is started when the first one is due.",
 )
 @click.option("--no-spark", is_flag=True, help="Compact nothing: do not start Spark.")
-@click.option("--log-level", type=click.Choice(["warning", "info", "debug"]), default="info", show_default=True)
+@click.option(
+    "--log-level",
+    type=click.Choice(["warning", "info", "debug"]),
+    default="info",
+    show_default=True,
+    help="How much it says on stderr.",
+)
 @spark_log_option
 @pass_place
 def run(

@@ -31,6 +31,9 @@ LOG = logging.getLogger("lakebook.components")
 #: Tables whose state is shown.
 TABLES_SHOWN = 100
 
+# What a table that fails is tried with at the least.
+_LEAST_BUDGET = 16 * 1024**2
+
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 600.0
 # Whoever lets it go on has it look again; this is for those who do not.
@@ -273,7 +276,10 @@ class Compactor(Component, Subscriber):
         with self.journal.work("compact", reason, table.id) as entry:
             if self._session is None:
                 self._session = self._spark()
-            done = compact_once(self.lake, table, self._session)
+            failures, _ = self._failures.get(table.id, (0, ""))
+            # What fails again and again is tried with less: one broken file must not cost a whole budget each time.
+            budget = max(_LEAST_BUDGET, self.lake.settings.compact_bytes >> min(failures, 40))
+            done = compact_once(self.lake, table, self._session, max_bytes=budget)
             entry.worth_noting = bool(done.versions)
             entry.detail |= {name: value for name, value in asdict(done).items() if name != "table"}
         return done

@@ -34,7 +34,7 @@ from lakebook.lake.lake import Lake
 from lakebook.lake.measuring import PARQUET
 from lakebook.lake.properties import TagPolicy, history_policy, tag_policy
 from lakebook.lake.tagging import AlreadyKept, keep_snapshot, let_go
-from lakebook.registry.maintenance import DONE, FAILED, TAG, Request, Work, list_requests, list_work, meet
+from lakebook.registry.maintenance import DONE, FAILED, TAG, Request, Work, list_work, meet, requests_of_kind
 from lakebook.registry.publishing import SnapshotRecord, snapshots_of
 from lakebook.registry.schema import MAX_BIGINT
 from lakebook.registry.table_files import CHUNK
@@ -289,7 +289,7 @@ class Snapshotter(Component, Subscriber):
         """What is asked for, by table."""
 
         def read(reader: Reader) -> list[tuple[int | None, Request]]:
-            found = [item for item in list_requests(reader, self.name) if item.kind == TAG]
+            found = requests_of_kind(reader, TAG, [self.name])
             return [(table_of_object(reader, item.object_id), item) for item in found]
 
         found: dict[int, list[Request]] = {}
@@ -320,6 +320,7 @@ class Snapshotter(Component, Subscriber):
         with self._lock:
             # Before the look: what happens from now on is noticed anew.
             known.noticed = None
+        known.retry_at = float("-inf")
         try:
             self._look(known, requests)
         except (BookClosed, EpochChanged):
@@ -327,7 +328,7 @@ class Snapshotter(Component, Subscriber):
         except Exception as error:  # noqa: BLE001 - one table stops no other
             self._postpone(known, error)
             return not isinstance(error, _OUTAGES)
-        known.failures, known.retry_at, known.error = 0, float("-inf"), ""
+        known.failures, known.error = 0, ""
         return True
 
     def _postpone(self, known: _Known, error: Exception) -> None:
@@ -353,6 +354,8 @@ class Snapshotter(Component, Subscriber):
         self._objects[record.object_id] = record.id
         if self.paused(record.id) is not None:
             known.due_at = self.lake.clock.now_ms() + self._interval
+            # Also if it is noticed again; whoever lets it go on has it refreshed.
+            known.retry_at = self.lake.clock.monotonic() + self.lake.settings.maintenance_interval
             return
         if not known.is_remembered:
             self._remember(known)
@@ -481,7 +484,8 @@ class Snapshotter(Component, Subscriber):
         known.next_tag_at = None
         if table.version <= known.version:
             return None
-        since = to_ms(table.created_at) if known.last is None else known.last.made_at
+        # A name may be of a clock that was ahead.
+        since = min(to_ms(table.created_at) if known.last is None else known.last.made_at, self.lake.clock.now_ms())
         if policy.seconds:
             known.next_tag_at = since + round(policy.seconds * 1000)
             if self.lake.clock.now_ms() >= known.next_tag_at:

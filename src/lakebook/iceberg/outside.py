@@ -186,7 +186,8 @@ class Committer:
             between
             and all(made_here)
             and _is_append(updates)
-            and all(operation_of(item) == "append" for item in between)
+            # A compaction has changed no row either.
+            and all(operation_of(item) in ("append", "replace") for item in between)
         ):
             return self._moved(work, base, updates)
         if any(made_here):

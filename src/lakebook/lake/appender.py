@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from lakebook import failpoints
-from lakebook.errors import InvalidInput, LakebookError, PublishFailed
+from lakebook.errors import CommitNotFound, CommitOutcomeUnknown, InvalidInput, LakebookError, PublishFailed
 from lakebook.iceberg.arrow_files import aligned, plain_schema
 from lakebook.lake.attempts import Attempt
 from lakebook.lake.inserting import InsertReport, check_properties, counted, one_clear_error, published, write_arrow
@@ -23,7 +23,7 @@ from lakebook.lake.lake import Lake
 from lakebook.lake.records import RecordCheck
 from lakebook.lake.steps import Steps
 from lakebook.names import shown
-from lakebook.registry.table_files import NewFile, TableChange
+from lakebook.registry.table_files import NewFile, TableChange, has_files_of
 from lakebook.registry.tables import TableRecord
 
 Rows: TypeAlias = Mapping[str, Any] | Sequence[Mapping[str, Any]] | pa.Table | pa.RecordBatch
@@ -197,7 +197,22 @@ class Appender:
         if self._doubtful is None:
             return
         attempt, rows = self._doubtful
-        if self._lake.registry.settle(attempt.commit_id) != "committed":
+        try:
+            committed = self._lake.registry.settle(attempt.commit_id) == "committed"
+        except CommitNotFound:
+            # Nobody keeps the row for so long. Its files tell whether it has landed; if they are gone too,
+            # nobody knows, and to write the rows again might double them.
+            commit_id = attempt.commit_id
+            committed = self._lake.registry.read_with(lambda reader: has_files_of(reader, commit_id))
+            if not committed:
+                self._doubtful = None
+                self._lake.renewals.let_go(attempt.commit_id)
+                raise CommitOutcomeUnknown(
+                    f"the registry was away for so long that it is not known whether {len(rows)} batches landed",
+                    on=f"commit {attempt.commit_id}",
+                    remedy="Look whether their rows are there, and append them again if not",
+                ) from None
+        if not committed:
             self._pending = [*rows, *self._pending]
         self._doubtful = None
         self._lake.renewals.let_go(attempt.commit_id)

@@ -378,8 +378,9 @@ class Cleaner:
         """Let paths be used again whose files were deleted long enough ago."""
         registry, now = self._lake.registry, self._lake.clock.now_ms()
         # Only then is it worth to wait for other writers.
-        if registry.one(OLD_TOMBSTONE, now) is not None:
-            registry.write(lambda transaction: forget_tombstones(transaction, CHUNK))
+        while registry.one(OLD_TOMBSTONE, now) is not None:
+            if registry.write(lambda transaction: forget_tombstones(transaction, CHUNK)) == 0:
+                return
 
     def empty_dropped(self, enough: Enough = never) -> int:
         """Hand over the files of dropped tables, and forget tables that have none left; how many files."""

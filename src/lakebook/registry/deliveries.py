@@ -33,7 +33,7 @@ from lakebook.registry.events import (
     current_cursor,
     event_from,
 )
-from lakebook.registry.maintenance import REFRESH, ask
+from lakebook.registry.maintenance import REFRESH, ask, plain_json
 from lakebook.registry.statements import POSTGRESQL, SQLITE, ZERO, Statement, among, bind, insert_into
 from lakebook.registry.tables import GET_TABLE_BY_ID, TableRecord, table_from
 from lakebook.registry.transactions import Reader, Row, Transaction
@@ -285,7 +285,7 @@ def claim_turn(
     """Take the turn if nobody has it, or if it still stands where it was seen to stand still; else none."""
     row = transaction.one(CLAIM_SCHEDULER, name)
     now = transaction.clock.now_ms()
-    written = orjson.dumps(dict(status)).decode()
+    written = plain_json(status)
     if row is None:
         transaction.run(INSERT_SCHEDULER, name, 1, owner(), 1, now, now, written)
         return Turn(name, 1)
@@ -298,7 +298,7 @@ def claim_turn(
 
 def renew_turn(transaction: Transaction, turn: Turn, status: Mapping[str, Any]) -> None:
     """Say that the holder lives and what it does; refused if another has taken the turn."""
-    written = orjson.dumps(dict(status)).decode()
+    written = plain_json(status)
     if transaction.run(RENEW_TURN, transaction.clock.now_ms(), written, turn.name, turn.token) != 1:
         raise _lost(turn)
 
@@ -330,6 +330,11 @@ def load_progress(reader: Reader, subscriber: str) -> tuple[Cursor | None, list[
         return (Cursor.parse(row[0]) if row else None), lanes
     except InvalidCursor:
         return None, lanes  # What it stood for is not known any more.
+
+
+def has_cursor(reader: Reader, subscriber: str) -> bool:
+    """Whether a subscriber has a cursor."""
+    return reader.one(LOAD_CURSOR, subscriber) is not None
 
 
 def save_progress(

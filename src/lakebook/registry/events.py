@@ -86,6 +86,9 @@ UPDATE_CURSOR = Statement(
     "now",
     "name",
 )
+DELETE_DELIVERIES_OF = Statement(
+    sa.delete(schema.deliveries).where(schema.deliveries.c.subscriber == bind("name")), "name"
+)
 DELETE_CURSOR = Statement(sa.delete(schema.cursors).where(_cu.subscriber == bind("name")), "name")
 
 _NOTHING_SEEN = "1:1:"
@@ -281,7 +284,12 @@ class EventLog:
     def delete_cursor(self, subscriber: str) -> None:
         """Forget a subscriber; it begins with a refresh when it comes back."""
         check_name("subscriber", subscriber)
-        self._registry.write(lambda transaction: transaction.run(DELETE_CURSOR, subscriber))
+
+        def work(transaction: Transaction) -> None:
+            transaction.run(DELETE_CURSOR, subscriber)
+            transaction.run(DELETE_DELIVERIES_OF, subscriber)
+
+        self._registry.write(work)
 
 
 def _horizon(reader: Reader, cursor: Cursor) -> Cursor | None:

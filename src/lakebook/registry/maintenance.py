@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from lakebook.clock import to_datetime
 from lakebook.registry import schema
 from lakebook.registry.commits import owner
-from lakebook.registry.statements import ZERO, Statement, bind, insert_into
+from lakebook.registry.statements import POSTGRESQL, SQLITE, ZERO, Statement, among, bind, insert_into
 from lakebook.registry.transactions import Reader, Row, Transaction
 
 #: Every component, and every table, in a pause.
@@ -31,6 +31,9 @@ REFRESH, TAG, RUN = "refresh", "tag", "run"
 
 #: Components that are told of events; what they did not act on while they rested, a refresh makes up for.
 TOLD_OF_EVENTS = ("iceberg_updater", "compactor", "snapshotter", "orchestrator")
+
+# An error's text may quote what it failed on.
+_LONGEST_TEXT = 1000
 
 _h = schema.maintenance_history.c
 _p = schema.pauses.c
@@ -112,6 +115,31 @@ EVERY_REQUEST = Statement(
     sa.select(schema.requests).order_by(_r.requested_at, _r.request_key).limit(bind("most", sa.Integer)).offset(ZERO),
     "most",
 )
+
+
+def _asked_of(database: str) -> sa.Select[Any]:
+    return (
+        sa.select(schema.requests)
+        .where(_r.kind == bind("of_kind"), among(_r.component, "of_components", database))
+        .order_by(_r.requested_at, _r.request_key)
+        .limit(bind("most", sa.Integer))
+        .offset(ZERO)
+    )
+
+
+REQUESTS_OF_KIND = Statement(_asked_of(SQLITE), "of_kind", "of_components", "most", postgresql=_asked_of(POSTGRESQL))
+# Later than before, also where the clock has not moved: whoever meets the former leaves this one.
+ASK_AGAIN = Statement(
+    sa.update(schema.requests)
+    .where(_r.request_key == bind("of_key"))
+    .values(
+        requested_at=sa.case(
+            (_r.requested_at >= bind("now"), _r.requested_at + sa.literal_column("1")), else_=bind("now")
+        )
+    ),
+    "of_key",
+    "now",
+)
 MEET_REQUEST = Statement(
     sa.delete(schema.requests).where(_r.request_key == bind("of_key"), _r.requested_at == bind("seen")),
     "of_key",
@@ -176,8 +204,28 @@ def note_work(
 ) -> None:
     """Remember a piece of work."""
     now = max(transaction.clock.now_ms(), started_at)
-    written = orjson.dumps(dict(detail)).decode()
-    transaction.run(INSERT_WORK, component, table_id, action, reason, outcome, written, started_at, now)
+    transaction.run(
+        INSERT_WORK, component, table_id, action, plain(reason), outcome, plain_json(detail), started_at, now
+    )
+
+
+def plain_json(values: Mapping[str, Any]) -> str:
+    """Values of any kind as JSON that every database can keep."""
+    return orjson.dumps(plain(values)).decode()
+
+
+def plain(value: Any) -> Any:
+    """A value whose texts every database can keep, none of them long; what is none of JSON's kinds as a text."""
+    if value is None or isinstance(value, (bool, float)):
+        return value
+    if isinstance(value, int):
+        return value if abs(value) <= schema.MAX_BIGINT else str(value)
+    if isinstance(value, Mapping):
+        return {plain(str(key)): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(item) for item in value]
+    text = str(value)[:_LONGEST_TEXT].replace("\0", "\\0")
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def list_work(reader: Reader, component: str | None, table_id: int | None, before: int, most: int) -> list[Work]:
@@ -264,11 +312,14 @@ def ask(
     object_id: int = 0,
     argument: Mapping[str, Any] | None = None,
 ) -> str:
-    """Ask something of whoever runs a component; asking the same twice is asking once. The request's key."""
+    """Ask something of whoever runs a component; asking the same twice is asking once. The request's key.
+
+    Asked again while it is just being met, it is asked anew: whoever meets it saw only the former.
+    """
     given = dict(argument or {})
     key = request_key(kind, component, object_id, given)
-    if not is_asked(transaction, key):
-        now = transaction.clock.now_ms()
+    now = transaction.clock.now_ms()
+    if transaction.run(ASK_AGAIN, key, now) == 0:
         transaction.run(INSERT_REQUEST, key, kind, component, object_id, orjson.dumps(given).decode(), now, owner())
     return key
 
@@ -276,10 +327,17 @@ def ask(
 def list_requests(reader: Reader, component: str | None = None, most: int = 1000) -> list[Request]:
     """What is asked for and not met yet, the oldest first."""
     rows = reader.all(EVERY_REQUEST, most) if component is None else reader.all(REQUESTS_OF, component, most)
-    return [
-        Request(key, kind, by, object_id, _parsed(argument), at, who)
-        for key, kind, by, object_id, argument, at, who in rows
-    ]
+    return [_request_from(row) for row in rows]
+
+
+def _request_from(row: Row) -> Request:
+    key, kind, by, object_id, argument, at, who = row
+    return Request(key, kind, by, object_id, _parsed(argument), at, who)
+
+
+def requests_of_kind(reader: Reader, kind: str, components: Sequence[str], most: int = 1000) -> list[Request]:
+    """What is asked of some components, of one kind, the oldest first: others cannot stand in its way."""
+    return [_request_from(row) for row in reader.all(REQUESTS_OF_KIND, kind, reader.listed(components), most)]
 
 
 def meet(transaction: Transaction, requests: Sequence[Request]) -> None:

@@ -37,8 +37,13 @@ _x = schema.dead_letters.c
 _b = schema.book.c
 
 # Of each object, the first event that some subscriber has not taken though its cursor has passed it.
+# Not of those that wait for a refresh: the state they take covers every event before it.
+_takes_events = sa.not_(_d.refresh)
 _needed = (
-    sa.select(_d.object_id, sa.func.min(_d.next_sequence).label("least")).group_by(_d.object_id).subquery("needed")
+    sa.select(_d.object_id, sa.func.min(_d.next_sequence).label("least"))
+    .where(_takes_events)
+    .group_by(_d.object_id)
+    .subquery("needed")
 )
 
 
@@ -131,10 +136,27 @@ _first = (
     .scalar_subquery()
 )
 # The lane of a subscriber whose first event is the oldest.
+#: Of tables that are gone.
+DROP_PAUSES = Statement(
+    sa.delete(schema.pauses).where(
+        schema.pauses.c.table_id != ZERO,
+        schema.pauses.c.table_id.not_in(sa.select(schema.tables.c.id).where(schema.tables.c.deleted_at.is_(None))),
+    )
+)
+#: To tag what was loaded so long ago.
+DROP_REQUESTS = Statement(
+    sa.delete(schema.requests).where(
+        schema.requests.c.kind == sa.literal_column("'tag'"), schema.requests.c.requested_at < bind("older")
+    ),
+    "older",
+)
+_orphaned = _d.subscriber.not_in(sa.select(schema.cursors.c.subscriber))
+ANY_ORPHANED_LANE = Statement(sa.select(_d.object_id).where(_orphaned).limit(ONE).offset(ZERO))
+DROP_ORPHANED_LANES = Statement(sa.delete(schema.deliveries).where(_orphaned))
 OLDEST_LANE = Statement(
     sa.select(_d.object_id, _d.next_sequence, _e.occurred_at)
     .select_from(schema.deliveries.join(schema.events, sa.and_(_e.object_id == _d.object_id, _e.sequence == _first)))
-    .where(_d.subscriber == bind("name"))
+    .where(_d.subscriber == bind("name"), _takes_events)
     .order_by(_e.occurred_at)
     .limit(ONE)
     .offset(ZERO),
@@ -153,7 +175,7 @@ COUNT_IN_LANES = Statement(
     .select_from(
         schema.deliveries.join(schema.events, sa.and_(_e.object_id == _d.object_id, _e.sequence >= _d.next_sequence))
     )
-    .where(_d.subscriber == bind("name"), _e.sequence <= _d.known_sequence),
+    .where(_d.subscriber == bind("name"), _takes_events, _e.sequence <= _d.known_sequence),
     "name",
 )
 
@@ -268,6 +290,9 @@ def drop_laggards(registry: Registry) -> list[str]:
             dropped = _drop_by_lane(registry, name, oldest, most)
         if dropped:
             found.append(name)
+    # Of who has no cursor: nobody goes on from there.
+    if registry.one(ANY_ORPHANED_LANE) is not None:
+        registry.write(lambda transaction: transaction.run(DROP_ORPHANED_LANES))
     return found
 
 
@@ -361,5 +386,7 @@ def prune_history(registry: Registry, enough: Enough = never) -> dict[str, int]:
         "work": lambda transaction: prune_work(transaction, older, CHUNK),
         "updates": lambda transaction: prune_updates(transaction, older, CHUNK),
         "letters": lambda transaction: prune_letters(transaction, older, parked, CHUNK),
+        "pauses": lambda transaction: transaction.run(DROP_PAUSES),
+        "requests": lambda transaction: transaction.run(DROP_REQUESTS, older),
     }
     return {name: _in_chunks(lambda: registry.write(step), enough) for name, step in steps.items()}  # noqa: B023

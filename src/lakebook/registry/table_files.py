@@ -107,6 +107,9 @@ def _among(column: sa.ColumnElement[Any], *where: sa.ColumnElement[bool]) -> tup
 
 _by_id, _by_id_pg = _among(_f.id, _f.table_id == bind("of_table"))
 FILES_BY_ID = Statement(_by_id, "of_table", "wanted_ones", postgresql=_by_id_pg)
+FILE_OF_COMMIT = Statement(
+    sa.select(_f.id).where(_f.commit_id == bind("of_commit")).limit(ONE).offset(ZERO), "of_commit"
+)
 _by_path, _by_path_pg = _among(_f.file_path)
 FILES_BY_PATH = Statement(_by_path, "wanted_ones", postgresql=_by_path_pg)
 
@@ -696,6 +699,11 @@ def totals_at(reader: Reader, table_id: int, version: int) -> tuple[int, int, in
     row = reader.one(TOTALS_AT, table_id, version)
     assert row is not None
     return int(row[0]), int(row[1]), int(row[2])
+
+
+def has_files_of(reader: Reader, commit_id: str) -> bool:
+    """Whether a commit has added files that are still known."""
+    return reader.one(FILE_OF_COMMIT, commit_id) is not None
 
 
 def files_by_path(reader: Reader, paths: Iterable[str]) -> dict[str, dict[str, Any]]:

@@ -137,6 +137,7 @@ GET_METADATA = Statement(
 LIST_METADATA = Statement(
     sa.select(schema.table_metadata).where(_m.table_id == bind("of_table")).order_by(_m.schema_version), "of_table"
 )
+END_PAUSES = Statement(sa.delete(schema.pauses).where(schema.pauses.c.table_id == bind("of_table")), "of_table")
 LIVE_UUID = Statement(
     sa.select(_t.id).where(_t.table_uuid == bind("of_uuid"), _t.deleted_at.is_(None)).limit(ONE).offset(ZERO),
     "of_uuid",
@@ -442,6 +443,8 @@ def drop_table(transaction: Transaction, table: TableRecord) -> None:
     row = locked_table(transaction, table)
     now = transaction.time_of(table.object_id)
     update_row(transaction, table.object_id, schema.tables, row, {"updated_at": now, "deleted_at": now})
+    # By its name nobody could end them any more.
+    transaction.run(END_PAUSES, table.id)
 
 
 def change_schema(

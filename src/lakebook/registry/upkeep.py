@@ -162,6 +162,8 @@ class _SQLiteUpkeep:
             free, begun = self._number("freelist_count"), self._clock.monotonic()
             # To its end: else only the first page is given back.
             self._connection.execute(f"PRAGMA incremental_vacuum({min(pages, surplus)})").fetchall()
+            # Writers that wait get their turn between two steps.
+            self._clock.sleep(min(_STEP_SECONDS, self._clock.monotonic() - begun))
             given = free - self._number("freelist_count")
             if given <= 0:
                 return

@@ -72,7 +72,8 @@ class Waiter:
     def wait(self, seconds: float) -> bool:
         """Wait for a commit, at most that long; whether there was one."""
         woken = self._flag.wait(seconds)
-        self._flag.clear()
+        if woken:
+            self._flag.clear()
         return woken
 
     @property
