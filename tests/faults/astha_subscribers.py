@@ -20,7 +20,8 @@ from lakebook.cdc.astha import Astha
 from lakebook.cdc.subscribers import Event, Refresh, Subscriber
 from lakebook.clock import SystemClock
 from lakebook.registry import events as log
-from lakebook.registry.deliveries import KIND_OF
+from lakebook.registry.deliveries import KIND_OF, Lane, load_progress
+from lakebook.registry.maintenance import Request, list_requests
 from table_writers import Line
 
 PATIENCE = 30.0
@@ -187,6 +188,22 @@ def all_events(book: Book, tables: Sequence[str] = tuple(KIND_OF)) -> list[log.E
         cursor = batch.cursor
         if not batch.more:
             return found
+
+
+def asked(book: Book) -> list[Request]:
+    """What is asked for and not met yet."""
+    return book._registry.read_with(list_requests)
+
+
+def lanes(book: Book, name: str = "recorder") -> list[Lane]:
+    """The lanes of a subscriber that are written down."""
+    return book._registry.read_with(lambda reader: load_progress(reader, name))[1]
+
+
+def begin_here(book: Book, *names: str) -> None:
+    """As if subscribers had stopped now: they go on from here, without a refresh."""
+    for name in names or ("recorder",):
+        book.events.save_cursor(name, book.events.now())
 
 
 # --- processes -----------------------------------------------------------------

@@ -18,7 +18,10 @@ from astha_subscribers import (
     Recorder,
     all_events,
     append,
+    asked,
+    begin_here,
     delivering,
+    lanes,
     object_of,
     sequences_of,
     until,
@@ -37,7 +40,7 @@ from lakebook.errors import DeadLetterNotFound, EpochChanged, RegistryUnavailabl
 from lakebook.registry import deliveries, schema
 from lakebook.registry.epoch import begin_epoch
 from lakebook.registry.events import EventLog
-from lakebook.registry.maintenance import REFRESH, ask, list_requests, list_work, meet
+from lakebook.registry.maintenance import REFRESH, ask, list_work, meet
 from lakebook.registry.pruning import drop_laggards, prune_events
 
 #: Kinds of books whose registry other books can open too.
@@ -53,20 +56,6 @@ def book(place: Place) -> Book:
 
 def letters(book: Book) -> list[deliveries.DeadLetter]:
     return book._registry.read_with(lambda reader: deliveries.list_dead_letters(reader, 0, 100))
-
-
-def asked(book: Book) -> list[Any]:
-    return book._registry.read_with(list_requests)
-
-
-def lanes(book: Book, name: str = "recorder") -> list[deliveries.Lane]:
-    return book._registry.read_with(lambda reader: deliveries.load_progress(reader, name))[1]
-
-
-def begin_here(book: Book, *names: str) -> None:
-    """As if subscribers had stopped now: they go on from here, without a refresh."""
-    for name in names or ("recorder",):
-        book.events.save_cursor(name, book.events.now())
 
 
 def in_order(found: dict[int, list[int]]) -> bool:
