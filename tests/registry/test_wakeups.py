@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import psycopg
 import pytest
@@ -13,7 +12,8 @@ import pytest
 from astha_subscribers import PATIENCE, QUICK, TOPIC, Recorder, append, delivering, until, write_events
 from books import MEMORY, POSTGRESQL, SQLITE, Place
 from lakebook import Book
-from lakebook.registry.wakeups import CHANNEL, Announcer, Waiter
+from lakebook.clock import SystemClock
+from lakebook.registry.wakeups import ANNOUNCE_SECONDS, CHANNEL, Announcer, Waiter
 from table_writers import Child, kill_all
 
 #: Nobody looks by itself within a test.
@@ -184,23 +184,46 @@ def end_session(place: Place, pid: int) -> None:
         connection.execute("SELECT pg_terminate_backend(%s, 10000)", (pid,))
 
 
-def test_a_burst_of_commits_is_announced_with_few_notifications(on_postgresql: Place) -> None:
+def heard_while(place: Place, work: Callable[[], None]) -> int:
+    """How many notifications somebody hears who listens while work is done."""
+    with psycopg.connect(place.target, autocommit=True) as ear:
+        ear.execute(f"LISTEN {CHANNEL}")
+        work()
+        # The last thing that is heard.
+        with psycopg.connect(place.target, autocommit=True) as other:
+            other.execute(f"NOTIFY {CHANNEL}, 'end'")
+        for heard, notification in enumerate(ear.notifies(timeout=PATIENCE)):
+            if notification.payload == "end":
+                return heard
+    raise AssertionError("nothing more is heard")
+
+
+def test_commits_are_announced_no_more_often_than_once_in_a_moment(on_postgresql: Place) -> None:
     book = on_postgresql.open()
     book.metadata.create_topic(TOPIC, 4)
-    with psycopg.connect(on_postgresql.target, autocommit=True) as ear:
-        ear.execute(f"LISTEN {CHANNEL}")
+    clock = SystemClock()
+    spent = 0.0
+
+    def work() -> None:
+        nonlocal spent
+        begun = clock.monotonic()
         for number in range(400):
             append(book, number % 4)
-        # The last thing anybody hears.
         book.close()
-        with psycopg.connect(on_postgresql.target, autocommit=True) as other:
-            other.execute(f"NOTIFY {CHANNEL}, 'end'")
-        heard: list[Any] = []
-        for notification in ear.notifies(timeout=PATIENCE):
-            if notification.payload == "end":
-                break
-            heard.append(notification)
-    assert 0 < len(heard) < 200
+        spent = clock.monotonic() - begun
+
+    assert 0 < heard_while(on_postgresql, work) <= spent / ANNOUNCE_SECONDS + 2
+
+
+def test_a_burst_is_announced_with_few_notifications(on_postgresql: Place) -> None:
+    announcer = Announcer(on_postgresql.open()._registry.database)
+
+    def work() -> None:
+        for _ in range(20_000):
+            announcer.announce()
+        announcer.close()
+
+    assert 0 < heard_while(on_postgresql, work) < 1000
 
 
 def test_a_listener_whose_session_was_ended_listens_again(on_postgresql: Place) -> None:

@@ -2,9 +2,9 @@
 
 What is worth it, the registry's rows of files say; nothing is listed. Spark reads exactly the chosen files,
 without deleted rows, and writes them in the table's sort order. The result is one version that changes no
-row. A compaction gives way to everybody: if a file it has read was ended meanwhile, if rows of it were deleted,
-if a writer has declared that it is about to end files, or if an outside engine has precedence, then its work
-is thrown away.
+row. A compaction gives way to every writer of the book: if a file it has read was ended meanwhile, if rows
+of it were deleted, if a writer has declared that it is about to end files, or if an outside engine has
+precedence, then its work is thrown away.
 """
 
 from __future__ import annotations

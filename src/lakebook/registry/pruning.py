@@ -135,7 +135,6 @@ _first = (
     .correlate(schema.deliveries)
     .scalar_subquery()
 )
-# The lane of a subscriber whose first event is the oldest.
 #: Of tables that are gone.
 DROP_PAUSES = Statement(
     sa.delete(schema.pauses).where(
@@ -153,6 +152,7 @@ DROP_REQUESTS = Statement(
 _orphaned = _d.subscriber.not_in(sa.select(schema.cursors.c.subscriber))
 ANY_ORPHANED_LANE = Statement(sa.select(_d.object_id).where(_orphaned).limit(ONE).offset(ZERO))
 DROP_ORPHANED_LANES = Statement(sa.delete(schema.deliveries).where(_orphaned))
+# The lane of a subscriber whose first event is the oldest.
 OLDEST_LANE = Statement(
     sa.select(_d.object_id, _d.next_sequence, _e.occurred_at)
     .select_from(schema.deliveries.join(schema.events, sa.and_(_e.object_id == _d.object_id, _e.sequence == _first)))
