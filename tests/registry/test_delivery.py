@@ -1210,6 +1210,35 @@ def test_a_delivery_that_breaks_down_loses_no_event(book: Book, where: str, erro
     assert reinitialised(book)[0].detail["error"].startswith(type(error).__name__)
 
 
+def beat_of(book: Book) -> int:
+    state = book._registry.read_with(deliveries.scheduler_state)
+    assert state is not None
+    return state.beat
+
+
+@in_memory
+def test_whoever_begins_anew_does_not_call_for_an_object_that_is_still_being_called_for(book: Book) -> None:
+    slow = Gate(objects=[object_of(book, 0)], times=1)
+    moods: list[Once] = []
+    moody = Moody("linger", lambda: moods[0]() if moods else None)
+    moody.act, moody.timeout = slow, PATIENCE
+    begin_here(book)
+    with delivering(book, moody) as astha:
+        append(book, 0)
+        until(lambda: slow.held)
+        moods.append(Once(1))
+        append(book, 1)
+        until(lambda: astha._deliveries and astha._deliveries[0].failure is not None)
+        # Its turn goes on for several beats, and it waits for the call.
+        beat = beat_of(book)
+        until(lambda: beat_of(book) > beat + 8)
+        assert len(moody.tried) == 1
+        slow.opened.set()
+        until(lambda: reinitialised(book))
+        assert astha.wait_idle(PATIENCE)
+    assert moody.sequences() == sequences_of(all_events(book, ["segments"]))
+
+
 # --- memory ------------------------------------------------------------------------
 
 

@@ -806,7 +806,7 @@ def test_history_that_is_old_goes(place: Place, clock: ManualClock) -> None:
     for row in records(book, schema.dead_letters):
         registry.write(lambda t: redrive(t, row["id"]))  # noqa: B023 - called at once
     registry.write(lambda t: park(t, "compactor", events[4], 30, "it fails, and nobody looks"))
-    assert prune_history(registry) == {"work": 0, "updates": 0, "letters": 0}
+    assert set(prune_history(registry).values()) == {0}
     clock.advance(1001)
     assert prune_history(registry) == {"work": 1, "updates": 0, "letters": 3}
     assert [row["error"] for row in records(book, schema.dead_letters)] == ["it fails, and nobody looks"]

@@ -710,6 +710,8 @@ def test_a_paused_snapshotter_rests_on_a_table_or_altogether(book: Book, clock: 
     assert look(snapshotter, table) == 0
     assert versions(table) == []
     run_sql(book, "DELETE FROM pauses")
+    # Nobody has asked for a refresh; then it looks again after a while.
+    clock.advance(book.settings.maintenance_interval)
     snapshotter.run_once()
     assert (versions(table), requests(book)) == ([1], [])
 
