@@ -36,7 +36,7 @@ def found(checks: tuple[Check, ...]) -> dict[str, Check]:
 
 def test_a_healthy_book_is_well_in_everything_that_is_ours(folder: Path) -> None:
     checks = found(examine(folder))
-    ours = ["registry", "database", "warehouse", "clock", "temporary files", "open commits", "deletions"]
+    ours = ["registry", "database", "warehouse", "clock", "temporary files", "open commits", "deletions", "upkeep"]
     assert list(checks) == [*ours, "java", "spark"]
     assert {checks[name].status for name in ours} == {OK}
     assert HEAD in checks["registry"].detail

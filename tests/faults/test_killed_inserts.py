@@ -44,6 +44,7 @@ from table_writers import (
     work_until_killed,
 )
 
+TESTS = Path(__file__).parents[1]
 KILLS = int(os.environ.get("LAKEBOOK_TEST_KILLS", "20"))
 
 
@@ -140,7 +141,12 @@ def test_an_insert_with_spark_killed_at_each_failpoint_leaves_nothing(
     create_table(book)
     child = subprocess.Popen(
         [sys.executable, table_writers.__file__, place.target, json.dumps(IMPATIENT)],
-        env={**os.environ, "LAKEBOOK_FAILPOINTS": f"{point}=kill@1"},
+        env={
+            **os.environ,
+            "LAKEBOOK_FAILPOINTS": f"{point}=kill@1",
+            # What pytest finds by its own settings.
+            "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]),
+        },
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

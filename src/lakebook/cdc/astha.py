@@ -320,7 +320,10 @@ class Astha:
         met = self._take_requests()
         found = [(delivery, delivery.progress()) for delivery in self._deliveries]
         status = self.status()
-        dropped = self._registry.write(lambda transaction: _write_down(transaction, turn, status, found, met))
+        silent_ms = max(1000, round(self._settings.astha_lease * 1000))
+        dropped = self._registry.write(
+            lambda transaction: _write_down(transaction, turn, status, found, met, silent_ms)
+        )
         failpoints.reach("astha.saved")
         for delivery, progress in found:
             if delivery.name in dropped:
@@ -360,9 +363,10 @@ def _write_down(
     status: Mapping[str, Any],
     found: Sequence[tuple[Delivery, Progress]],
     met: Sequence[Request],
+    silent_ms: int,
 ) -> set[str]:
     """Write it down; the subscribers whose cursor somebody has taken away meanwhile."""
-    renew_turn(transaction, turn, status)
+    renew_turn(transaction, turn, status, silent_ms)
     dropped: set[str] = set()
     for delivery, progress in found:
         if progress.anew:

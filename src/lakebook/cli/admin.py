@@ -143,7 +143,7 @@ def settle_debts(context: click.Context, as_json: bool) -> None:
     with _place(context).open() as book, working("reading files"):
         done = book.settle_debts()
     if as_json:
-        print_json(done)
+        print_json({"paid": done.paid, "failed": done.failed})
     else:
         print_line(f"took {done.paid} file(s)")
         _print_failed(done.failed)

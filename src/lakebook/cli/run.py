@@ -8,12 +8,15 @@ import threading
 
 import click
 
-from lakebook.cli.commands import BookCommand, Place, pass_place, spark_log_option
-from lakebook.cli.output import print_note
+from lakebook.cli.commands import BookCommand, Place, json_option, pass_place, spark_log_option
+from lakebook.cli.output import print_json, print_note
 from lakebook.components.names import COMPONENTS
 
 # How often it looks whether it has ended by itself, or gained or lost the turn.
 _LOOK = 0.5
+
+_ACTIVE = ("active", "looking after the tables")
+_WAITING = ("waiting", "waiting: another process does the work")
 
 
 @click.command(cls=BookCommand)
@@ -39,9 +42,16 @@ _LOOK = 0.5
     help="How much it says on stderr.",
 )
 @spark_log_option
+@json_option
 @pass_place
 def run(
-    place: Place, only: tuple[str, ...], spark_master: str, no_spark: bool, log_level: str, spark_log: bool
+    place: Place,
+    only: tuple[str, ...],
+    spark_master: str,
+    no_spark: bool,
+    log_level: str,
+    spark_log: bool,
+    as_json: bool,
 ) -> None:
     """Look after all tables: publish, tag, expire, compact and clean up, until it is stopped.
 
@@ -63,9 +73,17 @@ def run(
                         raise upkeep.astha.failure
                     if upkeep.active != said:
                         said = upkeep.active
-                        print_note("looking after the tables" if said else "waiting: another process does the work")
-                print_note("stopping")
+                        _say(*(_ACTIVE if said else _WAITING), as_json=as_json)
+                _say("stopping", "stopping", as_json=as_json)
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)
-    print_note("stopped")
+    _say("stopped", "stopped", as_json=as_json)
+
+
+def _say(state: str, text: str, *, as_json: bool) -> None:
+    """Say what has become of it: to a reader on stderr, to a program as a line of JSON."""
+    if as_json:
+        print_json({"state": state}, line=True)
+    else:
+        print_note(text)

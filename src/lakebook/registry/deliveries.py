@@ -79,6 +79,7 @@ RENEW_TURN = Statement(
     "of_name",
     "held",
 )
+BOUND_SILENCE = Statement(sa.text("SELECT set_config('idle_in_transaction_session_timeout', :most, true)"), "most")
 RELEASE_TURN = Statement(
     sa.update(schema.schedulers)
     .where(_s.name == bind("of_name"), _s.token == bind("held"))
@@ -296,8 +297,14 @@ def claim_turn(
     return Turn(name, token + 1)
 
 
-def renew_turn(transaction: Transaction, turn: Turn, status: Mapping[str, Any]) -> None:
-    """Say that the holder lives and what it does; refused if another has taken the turn."""
+def renew_turn(transaction: Transaction, turn: Turn, status: Mapping[str, Any], silent_ms: int = 60_000) -> None:
+    """Say that the holder lives and what it does; refused if another has taken the turn.
+
+    On PostgreSQL the server ends the transaction of one that is frozen in it for so long: else it would keep
+    the row locked, and nobody could take over.
+    """
+    if transaction.kind == POSTGRESQL:
+        transaction.one(BOUND_SILENCE, str(silent_ms))
     written = plain_json(status)
     if transaction.run(RENEW_TURN, transaction.clock.now_ms(), written, turn.name, turn.token) != 1:
         raise _lost(turn)
