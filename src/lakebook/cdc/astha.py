@@ -363,7 +363,7 @@ def _write_down(
     status: Mapping[str, Any],
     found: Sequence[tuple[Delivery, Progress]],
     met: Sequence[Request],
-    silent_ms: int,
+    silent_ms: int = 60_000,
 ) -> set[str]:
     """Write it down; the subscribers whose cursor somebody has taken away meanwhile."""
     renew_turn(transaction, turn, status, silent_ms)
