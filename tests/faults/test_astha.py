@@ -195,11 +195,12 @@ def test_one_that_was_frozen_is_taken_over_and_does_no_harm_when_it_is_woken(
         active.child.wait_until_frozen()
         if place.kind == SQLITE:
             let_go_of_the_file(active, book)
-        waiting.wait_for("active")
+        # Where it was frozen within a statement, the other waits for the lock and tries again.
+        waiting.wait_for("active", 120.0)
         append(book, turn, 10)
         until(lambda: caught_up(book))
         active.child.wake()
-        active.wait_for("standby")
+        active.wait_for("standby", 120.0)
         append(book, turn)
         until(lambda: caught_up(book))
         assert waiting.listen() == "active"
