@@ -27,7 +27,7 @@ EVERY_TABLE = 0
 DONE, FAILED, YIELDED = "done", "failed", "yielded"
 
 #: Kinds of requests.
-REFRESH, TAG, RUN = "refresh", "tag", "run"
+REFRESH, TAG = "refresh", "tag"
 
 #: Components that are told of events; what they did not act on while they rested, a refresh makes up for.
 TOLD_OF_EVENTS = ("iceberg_updater", "compactor", "snapshotter", "orchestrator")

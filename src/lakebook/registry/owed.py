@@ -312,11 +312,6 @@ def resume_updates(transaction: Transaction, table_id: int) -> int:
     return transaction.run(RESUME, table_id)
 
 
-def forget_updates(transaction: Transaction, table_id: int) -> int:
-    """Forget what is owed of a table that was dropped; how many rows."""
-    return transaction.run(FORGET_UPDATES_OF, table_id)
-
-
 def forget_dropped(transaction: Transaction, object_id: int) -> int:
     """Forget what is owed of the table that a lake object was; how many rows."""
     return transaction.run(FORGET_UPDATES_OF_DROPPED, object_id)

@@ -802,7 +802,7 @@ requests = sa.Table(
     sa.Column("argument", _json(), nullable=False),
     _time("requested_at"),
     sa.Column("requested_by", sa.Text, nullable=False),
-    sa.CheckConstraint("kind IN ('refresh', 'tag', 'run')", name="kind"),
+    sa.CheckConstraint("kind IN ('refresh', 'tag')", name="kind"),
     sa.Index("idx_requests_component", "component", "requested_at"),
     comment="What any process asks of the one that runs the components; a request stays until it is met.",
 )

@@ -100,7 +100,7 @@ def _add_maintenance() -> None:
         _number("requested_at"),
         sa.Column("requested_by", sa.Text, nullable=False),
         sa.PrimaryKeyConstraint("request_key", name="pk_requests"),
-        sa.CheckConstraint("kind IN ('refresh', 'tag', 'run')", name=op.f("ck_requests_kind")),
+        sa.CheckConstraint("kind IN ('refresh', 'tag')", name=op.f("ck_requests_kind")),
         comment="What any process asks of the one that runs the components; a request stays until it is met.",
     )
     op.create_index("idx_requests_component", "requests", ["component", "requested_at"])
