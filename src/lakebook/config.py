@@ -163,6 +163,32 @@ class Settings:
     compact_delay: float = _setting(
         10.0, "Seconds for which the compactor waits for more files before it looks at a table.", least=0
     )
+    producer_buffer: int = _setting(
+        64 * 1024**2, "Bytes of records that a producer holds at most; whoever sends more waits.", least=1
+    )
+    producer_linger: float = _setting(
+        0.05, "Seconds for which a producer waits for more records before it stores a segment.", least=0
+    )
+    upload_seconds: float = _setting(
+        60.0, "Seconds that storing a segment may take before it is given up and tried again elsewhere.", least=0.01
+    )
+    produce_seconds: float = _setting(
+        120.0, "Seconds for which a record is tried to be stored before its sender is told that it failed.", least=0.1
+    )
+    group_session: float = _setting(
+        10.0, "Seconds for which a member of a consumer group may be silent before its partitions pass on.", least=0.1
+    )
+    poll_seconds: float = _setting(
+        300.0, "Seconds that a member of a consumer group may let pass between two polls before it leaves.", least=0.1
+    )
+    group_kept: float = _setting(
+        604_800.0, "Seconds after which a consumer group without members and commits is forgotten.", least=0
+    )
+    merge_target: int = _setting(64 * 1024**2, "Bytes that merged segments of a topic have at most.", least=1)
+    merge_segments: int = _setting(10, "Small segments in a row from which they are worth a merge.", least=2)
+    merge_quiet: float = _setting(
+        60.0, "Seconds for which segments lie before they are merged: a busy topic makes larger ones soon.", least=0
+    )
     max_partitions: int = _setting(10_000, "Partitions a topic may have.", least=1)
 
     def __repr__(self) -> str:

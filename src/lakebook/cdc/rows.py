@@ -30,6 +30,7 @@ class TableRow:
     updated_at: int
     deleted_at: int | None = None
     hold_until: int = 0
+    topic_id: int | None = None
 
     @property
     def table_id(self) -> int:

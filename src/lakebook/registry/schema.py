@@ -276,6 +276,103 @@ producer_batches = sa.Table(
     comment="The last append of each producer in a partition; it outlives the retention of its segments.",
 )
 
+sink_batches = sa.Table(
+    "sink_batches",
+    metadata,
+    sa.Column("topic_id", sa.BigInteger, sa.ForeignKey("topics.id"), primary_key=True),
+    sa.Column("sink_id", sa.Text, primary_key=True),
+    sa.Column("batch_id", sa.BigInteger, nullable=False),
+    sa.Column("commit_id", sa.Text, nullable=False),
+    _time("updated_at"),
+    comment="The last batch that each streaming query has appended to a topic: one that is repeated is known.",
+)
+
+stream_folders = sa.Table(
+    "stream_folders",
+    metadata,
+    sa.Column("folder", _name(), primary_key=True),
+    # No foreign key: it outlives its topic.
+    sa.Column("topic_id", sa.BigInteger, nullable=False),
+    sa.Column("partition_id", sa.Integer, nullable=True),
+    # Of an append turn: its token. Of a merge or a batch: its commit.
+    sa.Column("token", sa.BigInteger, nullable=True),
+    sa.Column("commit_id", sa.Text, nullable=True),
+    _time("opened_at"),
+    _time("ended_at", nullable=True),
+    _time("swept_at", nullable=True),
+    sa.CheckConstraint("(token IS NULL) <> (commit_id IS NULL)", name="fence"),
+    sa.Index("idx_stream_folders_turn", "topic_id", "partition_id", "token"),
+    sa.Index("idx_stream_folders_ended_at", "ended_at"),
+    comment="Folders that segments are written to, until they are swept: each has a fence that tells when it is quiet.",
+)
+
+retired_segments = sa.Table(
+    "retired_segments",
+    metadata,
+    sa.Column("file_path", _name(), primary_key=True),
+    sa.Column("topic_id", sa.BigInteger, nullable=False),
+    sa.Column("partition_id", sa.Integer, nullable=False),
+    sa.Column("base_offset", sa.BigInteger, nullable=False),
+    sa.Column("end_offset", sa.BigInteger, nullable=False),
+    sa.Column("file_size", sa.BigInteger, nullable=False),
+    # The partition's sequence from which on nobody finds it any more.
+    sa.Column("sequence", sa.BigInteger, nullable=False),
+    _time("retired_at"),
+    sa.Index("idx_retired_segments_place", "topic_id", "partition_id", "end_offset"),
+    comment="Files of segments that a merge has replaced, while a reader may still use them.",
+)
+
+topic_leases = sa.Table(
+    "topic_leases",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("topic_id", sa.BigInteger, primary_key=True),
+    sa.Column("partition_id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("from_offset", sa.BigInteger, nullable=False),
+    # The partition's sequence when it was taken: what was retired before, its reader cannot have found.
+    sa.Column("sequence", sa.BigInteger, nullable=False),
+    sa.Column("holder", sa.Text, nullable=False),
+    _time("created_at"),
+    _time("expires_at"),
+    sa.Index("idx_topic_leases_place", "topic_id", "partition_id", "from_offset"),
+    comment="Readers of topics at work: each pins a partition from an offset on.",
+)
+
+mirror_positions = sa.Table(
+    "mirror_positions",
+    metadata,
+    sa.Column("topic_id", sa.BigInteger, primary_key=True),
+    sa.Column("partition_id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("next_offset", sa.BigInteger, nullable=False),
+    sa.CheckConstraint("next_offset >= 0", name="next_offset"),
+    comment="Up to which offset each partition of a topic is in the topic's Iceberg table.",
+)
+
+group_members = sa.Table(
+    "group_members",
+    metadata,
+    sa.Column("consumer_group_id", sa.BigInteger, sa.ForeignKey("consumer_groups.id"), primary_key=True),
+    sa.Column("member_id", sa.Text, primary_key=True),
+    sa.Column("topics", _json(), nullable=False),
+    sa.Column("holder", sa.Text, nullable=False),
+    _time("joined_at"),
+    _time("expires_at"),
+    comment="Who reads for a group now. A member that is not heard of until expires_at may be removed.",
+)
+
+group_assignments = sa.Table(
+    "group_assignments",
+    metadata,
+    sa.Column("consumer_group_id", sa.BigInteger, sa.ForeignKey("consumer_groups.id"), primary_key=True),
+    sa.Column("topic_id", sa.BigInteger, primary_key=True),
+    sa.Column("partition_id", sa.Integer, primary_key=True, autoincrement=False),
+    # Who reads it now, and who will when that one has let go of it.
+    sa.Column("member_id", sa.Text, nullable=True),
+    sa.Column("wanted_by", sa.Text, nullable=True),
+    sa.Index("idx_group_assignments_topic", "topic_id"),
+    comment="Which member of a group reads which partition: one, or none while it passes on.",
+)
+
 consumer_groups = sa.Table(
     "consumer_groups",
     metadata,
@@ -430,6 +527,8 @@ tables = sa.Table(
     _time("deleted_at", nullable=True),
     # Until then this book's own changes wait for an outside engine that had to begin again.
     sa.Column("hold_until", sa.BigInteger, nullable=False, server_default=sa.text("0")),
+    # The topic whose segments are its files: nobody else changes it.
+    sa.Column("topic_id", sa.BigInteger, nullable=True),
     sa.CheckConstraint("version >= 0 AND schema_version >= 1 AND last_file_id >= 0", name="counters"),
     sa.CheckConstraint("row_count >= 0 AND file_count >= 0 AND total_size >= 0 AND deleted_rows >= 0", name="totals"),
     sa.Index(
@@ -441,6 +540,13 @@ tables = sa.Table(
         postgresql_where=sa.text("deleted_at IS NULL"),
     ),
     sa.Index("idx_tables_object", "object_id", unique=True),
+    sa.Index(
+        "idx_tables_topic",
+        "topic_id",
+        unique=True,
+        sqlite_where=sa.text("topic_id IS NOT NULL AND deleted_at IS NULL"),
+        postgresql_where=sa.text("topic_id IS NOT NULL AND deleted_at IS NULL"),
+    ),
     sqlite_autoincrement=True,
     comment="Tables, with the totals over their visible files. A dropped one keeps its row until it is emptied.",
 )

@@ -48,6 +48,7 @@ _TABLE = (
     _t.deleted_rows,
     _t.file_count,
     _t.total_size,
+    _t.topic_id,
     _t.last_modified,
     _t.created_at,
     _t.updated_at,
@@ -172,6 +173,8 @@ class TableRecord:
     deleted_rows: int
     file_count: int
     total_size: int
+    #: The topic whose segments are its files: nobody but the topic changes it.
+    topic_id: int | None
     last_modified: datetime
     created_at: datetime
     updated_at: datetime
@@ -219,6 +222,8 @@ class NewTable:
     properties: Mapping[str, str]
     #: Where somebody else has given it one already.
     table_uuid: str | None = None
+    #: The topic whose segments are to be its files.
+    topic_id: int | None = None
 
 
 def table_from(row: Row) -> TableRecord:
@@ -348,6 +353,7 @@ def create_table(transaction: Transaction, wanted: NewTable, commit_id: str, at:
         "updated_at": now,
         "deleted_at": None,
         "hold_until": 0,
+        "topic_id": wanted.topic_id,
     }
     table_id = insert_new(transaction, object_id, schema.tables, row)
     metadata = {

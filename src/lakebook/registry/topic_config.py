@@ -26,10 +26,16 @@ def _one_of(*choices: str) -> tuple[Callable[[str], bool], str]:
 
 KEYS: dict[str, tuple[Callable[[str], bool], str]] = {
     "cleanup.policy": _one_of("delete"),
+    # Whether the topic is an Iceberg table too.
+    "iceberg": _one_of("true", "false"),
     "compression.type": _one_of("none", "snappy", "gzip", "lz4", "zstd"),
     "max.message.bytes": _number(1, 2**31 - 1),
     "message.timestamp.type": _one_of("CreateTime", "LogAppendTime"),
     "retention.bytes": _number(1),
+    # Whether retention waits for the slowest consumer group.
+    "retention.groups": _one_of("ignore", "wait"),
+    # Whether small segments of the topic are merged in the background.
+    "segment.merge": _one_of("true", "false"),
     "segment.bytes": _number(1024),
     "segment.ms": _number(1),
     "segment.records": _number(1, 2**31 - 1),
