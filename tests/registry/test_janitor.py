@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 import psycopg
 import pytest
+from bench.plans import plans
 
 from books import POSTGRESQL, SQLITE, Place, Postgres, describe
 from held import PATIENCE
@@ -595,17 +596,37 @@ def test_upkeep_waits_for_no_writer_and_fails_at_none(sqlite: Book, monkeypatch:
     assert keep_database(sqlite._registry).done["pages"] > 0
 
 
-def test_statistics_that_make_look_ups_slow_are_told_of(sqlite: Book) -> None:
+def analysed(book: Book) -> set[str]:
+    if not book._registry.all(Statement("SELECT name FROM sqlite_master WHERE name = 'sqlite_stat1'")):
+        return set()
+    found = {row[0] for row in book._registry.all(Statement("SELECT DISTINCT tbl FROM sqlite_stat1"))}
+    return found & schema.metadata.tables.keys()
+
+
+def test_statistics_are_gathered_of_large_tables_alone(sqlite: Book, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "LARGE_TABLE", 100)
+    fill(sqlite, 200)
+    assert "segments" in keep_database(sqlite._registry).done["analysed"]
+    assert {"segments", "events"} <= analysed(sqlite)
+    assert not {"topics", "partitions", "lake_objects"} & analysed(sqlite)
+    assert keep_database(sqlite._registry).done == {}
+
+
+def test_look_ups_keep_their_plans_with_the_statistics(sqlite: Book, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "LARGE_TABLE", 100)
+    fill(sqlite, 2000)
+    before = plans(sqlite)
+    keep_database(sqlite._registry)
+    sqlite._registry.connections.drop_idle()
+    assert plans(sqlite) == before
+
+
+def test_statistics_that_make_look_ups_slow_are_removed(sqlite: Book) -> None:
     fill(sqlite, 10)
-    assert keep_database(sqlite._registry).hints == []
     run_sql(sqlite, "ANALYZE")
-    assert ["ANALYZE" in hint for hint in keep_database(sqlite._registry).hints] == [True]
-    janitor = Janitor(sqlite.lake)
-    done = janitor.run_once("upkeep")["upkeep"]
-    assert done["failed"] == 1
-    assert "free_pages" in done
-    run_sql(sqlite, "DELETE FROM sqlite_stat1")
-    assert keep_database(sqlite._registry).hints == []
+    assert "topics" in analysed(sqlite)
+    assert keep_database(sqlite._registry).notes == []
+    assert analysed(sqlite) == set()
 
 
 def test_a_book_in_memory_has_nothing_to_keep(make_place: Callable[[str], Place]) -> None:
