@@ -49,6 +49,12 @@ class Settings:
     )
     append_turn: float = _setting(30.0, "Seconds a partition's append turn lasts without an append.", least=0.001)
     lock_timeout: float = _setting(10.0, "Seconds one statement waits for a lock.", least=0.001)
+    transaction_silence: float = _setting(
+        30.0,
+        "Seconds that a write transaction may rest on PostgreSQL before the server ends it: so a frozen process"
+        " holds up nobody for longer.",
+        least=0.001,
+    )
     retry_attempts: int = _setting(10, "How often a write transaction is tried.", least=1)
     retry_seconds: float = _setting(60.0, "Seconds after which a write transaction is tried no more.", least=0)
     connections: int = _setting(8, "Registry connections kept open while idle.", least=1)

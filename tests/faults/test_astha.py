@@ -44,7 +44,7 @@ PROCESSES = 8
 EVENTS = 10_000
 PARTITIONS = 12
 LEASE = 0.5
-SETTINGS = {"astha_lease": LEASE, "delivery_pause": 0.05, "lock_timeout": 60.0}
+SETTINGS = {"astha_lease": LEASE, "delivery_pause": 0.05, "lock_timeout": 60.0, "transaction_silence": 2.0}
 
 
 @pytest.fixture(autouse=True)

@@ -23,6 +23,7 @@ from lakebook.errors import (
 )
 from lakebook.registry.commits import FENCE_KEPT_MS
 from lakebook.registry.databases import Failure, database_for
+from lakebook.registry.statements import Statement
 from lakebook.registry.transactions import Transaction, new_id
 
 
@@ -153,6 +154,29 @@ def test_a_lock_that_is_held_for_too_long_is_a_transient_error(shared_place: Pla
         holder.metadata.append_segment(turn, describe())
     assert any(isinstance(error, RegistryBusy) and error.transient for error in result)
     assert holder.verify().ok
+
+
+def test_a_transaction_that_rests_is_ended_by_the_server_and_holds_up_nobody(make_place: Callable[..., Place]) -> None:
+    place = make_place(POSTGRESQL)
+    frozen = place.open(transaction_silence=0.2)
+    frozen.metadata.create_topic("orders")
+    other = place.open()
+    attempts: list[int] = []
+
+    def rest(transaction: Transaction) -> int:
+        row = transaction.one(Statement("SELECT object_id FROM topics"))
+        assert row is not None
+        transaction.lock(row[0])
+        attempts.append(1)
+        if len(attempts) == 1:
+            # It gets the lock only because the server has ended this transaction.
+            other.metadata.update_topic_config("orders", {"user.a": "b"})
+        transaction.lock(row[0])
+        return len(attempts)
+
+    assert frozen._registry.write(rest) == 2
+    topic = frozen.metadata.get_topic("orders")
+    assert topic is not None and topic.config == {"user.a": "b"}
 
 
 def test_the_same_name_from_many_threads_is_created_once(book: Book) -> None:

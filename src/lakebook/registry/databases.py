@@ -374,6 +374,8 @@ class PostgreSQL(Database):
         f"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SELECT pg_advisory_xact_lock_shared({_EPOCH_LOCK});"  # noqa: S608 - a constant
         " SELECT epoch FROM book WHERE id = 1"
     )
+    # Whoever is frozen within a transaction holds up all who wait for its locks, until the server ends it.
+    bound_silence = "SET LOCAL idle_in_transaction_session_timeout = {ms}"
     begin_snapshot = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"
     lock_out_writers = f"SELECT pg_advisory_xact_lock({_EPOCH_LOCK})"
 
@@ -393,10 +395,13 @@ class PostgreSQL(Database):
 
     def begin(self, connection: Any) -> str | None:
         # Never prepared: several statements in one text cannot be.
-        cursor = connection.execute(self.begin_write, prepare=False)
-        while cursor.nextset():
-            pass
-        row = cursor.fetchone()
+        silence = self.bound_silence.format(ms=max(1, round(self.settings.transaction_silence * 1000)))
+        cursor = connection.execute(f"{self.begin_write}; {silence}", prepare=False)
+        row = None
+        while True:
+            row = cursor.fetchone() if cursor.description else row
+            if not cursor.nextset():
+                break
         return str(row[0]) if row else None
 
     def classify(self, error: Exception) -> Failure:
