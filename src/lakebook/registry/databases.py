@@ -16,6 +16,7 @@ from typing import Any
 import psycopg
 import sqlalchemy as sa
 from filelock import FileLock
+from psycopg.conninfo import conninfo_to_dict
 
 from lakebook import forks
 from lakebook.clock import SystemClock
@@ -363,6 +364,18 @@ class SQLite(Database):
         }
 
 
+# A network that swallows packets is noticed within a minute, also in the middle of a COMMIT. What the address
+# itself says has precedence.
+_CONNECTION: dict[str, Any] = {
+    "application_name": "lakebook",
+    "connect_timeout": 10,
+    "keepalives_idle": 20,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
+}
+
+
 class PostgreSQL(Database):
     """A registry on a PostgreSQL server, 14 or newer."""
 
@@ -381,9 +394,8 @@ class PostgreSQL(Database):
 
     def connect(self) -> Any:
         try:
-            connection = psycopg.connect(
-                self.settings.registry, autocommit=True, application_name="lakebook", connect_timeout=10
-            )
+            given = conninfo_to_dict(self.settings.registry)
+            connection = psycopg.connect(**_CONNECTION | given, autocommit=True)
         except psycopg.ProgrammingError:
             # The driver's own text repeats the address, password included.
             raise InvalidSetting("it is not a PostgreSQL address", on=self.shown) from None
