@@ -313,4 +313,5 @@ class Fact:
 def facts_in(file: Path) -> list[Fact]:
     """What was written down, in its order; a line that a killed process has not finished is left out."""
     lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.exists() else []
-    return [Fact(*json.loads(line)) for line in lines if line.endswith("\n")]
+    # What it has not finished may stand before the first line of the next process.
+    return [Fact(*json.loads(line[line.rindex('["') :])) for line in lines if line.endswith("\n")]
