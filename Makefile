@@ -32,8 +32,9 @@ java:
 		     echo "Install one, for example:  apt-get install openjdk-17-jre-headless   or   brew install openjdk@17"; \
 		     echo "and put it on the PATH."; exit 1; }
 
-demo: setup java ## the life of a topic, of a table on Spark, and of one that looks after itself
+demo: setup java ## the life of a topic and its readers, of a table on Spark, and of one that looks after itself
 	@$(BIN)/python demo/topic_life.py
+	@$(BIN)/python demo/stream_life.py
 	@$(BIN)/python demo/table_life.py
 	@$(BIN)/python demo/upkeep_life.py
 

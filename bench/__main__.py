@@ -13,7 +13,7 @@ from time import perf_counter
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench import commits, compaction, delivery, footers, inserts, planning, publishing, report
+from bench import commits, compaction, delivery, footers, inserts, planning, publishing, report, streams
 from bench.asked import Asked, Say
 from bench.measure import Effort
 from bench.places import Ground
@@ -24,7 +24,7 @@ from lakebook.registry.statements import POSTGRESQL, SQLITE
 
 Part = Callable[[Ground, Asked, Say], Iterator[Result]]
 
-_PARTS = ("registry", "delivery", "commits", "plans", "publishing", "footers", "inserts", "compaction")
+_PARTS = ("registry", "delivery", "commits", "plans", "publishing", "footers", "inserts", "compaction", "streams")
 _FULL = Effort(rounds=15, seconds=0.1, singles=5_000)
 _QUICK = Effort(rounds=5, seconds=0.03, singles=1_000)
 #: By option: what it is, and its values at full length and with --quick.
@@ -35,6 +35,8 @@ _SIZES = {
     "plan-files": ("files of the tables planned", "1000,1000000", "1000,20000"),
     "publish-inserts": ("inserts published as Iceberg", "1000", "100"),
     "publish-files": ("files of the tables published at once", "1000,1000000", "1000,20000"),
+    "stream-records": ("records sent to topics and read from them", "1000000", "100000"),
+    "stream-segments": ("segments among which one record is found", "100000", "100000"),
 }
 _RESULTS = Path(__file__).parent / "results.json"
 
@@ -76,6 +78,7 @@ def _measure(console: Console, ground: Ground, asked: Asked) -> Iterator[Result]
         "footers": footers.measure,
         "inserts": inserts.measure,
         "compaction": compaction.measure,
+        "streams": streams.measure,
     }
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True) as progress:
@@ -153,6 +156,8 @@ def _asked(options: argparse.Namespace) -> Asked:
         sizes("plan-files"),
         sizes("publish-inserts")[-1],
         sizes("publish-files"),
+        sizes("stream-records")[-1],
+        sizes("stream-segments")[-1],
     )
 
 

@@ -35,3 +35,7 @@ class Asked:
     published: int
     #: Files of a table that is published at once.
     published_files: Sequence[int]
+    #: Records that are sent to topics and read from them.
+    records: int
+    #: Segments among which one record is found.
+    among: int

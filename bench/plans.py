@@ -17,6 +17,7 @@ GENERIC = " (any values)"
 _HOT: dict[str, tuple[Statement, tuple[Any, ...]]] = {
     "FIND_BY_OFFSET": (segments.FIND_BY_OFFSET, ("orders", 0, 5_000)),
     "FIND_BY_TIMESTAMP": (segments.FIND_BY_TIMESTAMP, ("orders", 0, 1_700_000_000_000)),
+    "FIND_PINNED": (segments.FIND_PINNED, (1, 0, 5_000)),
     "LIST_SEGMENTS": (segments.LIST_SEGMENTS, ("orders", 0, 5_000, 101)),
     "GET_PARTITION": (partitions.GET_PARTITION, ("orders", 0)),
     "GET_TOPIC": (topics.GET_TOPIC, ("orders",)),

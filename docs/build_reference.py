@@ -27,11 +27,20 @@ from lakebook.metrics import GAUGES, Metrics
 from lakebook.registry import schema
 from lakebook.registry.events import EventLog
 from lakebook.registry.history import TableVersion
+from lakebook.registry.members import GroupMember, Membership
+from lakebook.registry.rates import PartitionTraffic, ReadingGroup, TopicTraffic
 from lakebook.registry.stream_checks import Finding, Verification
 from lakebook.registry.table_files import PlannedFile
 from lakebook.registry.tables import Namespace, TableMetadata, TableRecord
 from lakebook.registry.topic_config import KEYS, USER_PREFIX
 from lakebook.storage.warehouse import Warehouse
+from lakebook.streams.batching import Acknowledgement, OffsetRange
+from lakebook.streams.consumer import Consumer
+from lakebook.streams.positions import Skipped
+from lakebook.streams.producer import Producer
+from lakebook.streams.records import Record
+from lakebook.streams.topic import Topic, TopicDescription
+from lakebook.streams.topics import Topics
 
 FOLDER = Path(__file__).parent / "reference"
 NOTE = "<!-- Written by `make docs` from the code; change it there. -->\n\n"
@@ -45,6 +54,20 @@ REACHED = (
     Finding,
     Repaired,
     Warehouse,
+    Producer,
+    Acknowledgement,
+    OffsetRange,
+    Consumer,
+    Record,
+    Skipped,
+    Topics,
+    Topic,
+    TopicDescription,
+    TopicTraffic,
+    PartitionTraffic,
+    ReadingGroup,
+    GroupMember,
+    Membership,
     TableRecord,
     TableMetadata,
     TableVersion,
@@ -92,10 +115,16 @@ def api_page() -> str:
     """Every public name, its methods and its fields."""
     parts = ["# The Python interface\n", "`import lakebook` gives these names.\n"]
     things = [(name, getattr(lakebook, name)) for name in sorted(lakebook.__all__, key=str.lower)]
-    things += [(thing.__name__, thing) for thing in REACHED]
+    things += [(shown_name(thing), thing) for thing in REACHED if thing not in dict(things).values()]
     for name, thing in things:
         parts.extend(class_section(name, thing) if inspect.isclass(thing) else function_section(name, thing))
     return "\n".join(parts)
+
+
+def shown_name(thing: type) -> str:
+    """The name of a class that is not imported; with its room where another one is imported by that name."""
+    taken = thing.__name__ in lakebook.__all__
+    return f"{thing.__module__.split('.')[1]}.{thing.__name__}" if taken else thing.__name__
 
 
 def function_section(name: str, thing: Any) -> Iterator[str]:

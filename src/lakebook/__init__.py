@@ -35,16 +35,24 @@ if TYPE_CHECKING:
     from lakebook.lake.tables import Tables
     from lakebook.registry.publishing import SnapshotRecord
     from lakebook.spark.session import spark_session
+    from lakebook.streams.batching import Acknowledgement
+    from lakebook.streams.consumer import Consumer
+    from lakebook.streams.producer import Producer
+    from lakebook.streams.records import Record
 
 # Loaded when they are first asked for: whoever uses streams alone need not wait for Arrow and PyIceberg.
 _LAZY = {
+    "Acknowledgement": "lakebook.streams.batching",
     "Appender": "lakebook.lake.appender",
     "Cleaner": "lakebook.lake.cleaning",
+    "Consumer": "lakebook.streams.consumer",
     "InsertReport": "lakebook.lake.inserting",
     "PendingReport": "lakebook.lake.published",
     "PinnedTable": "lakebook.lake.table",
     "Plan": "lakebook.lake.planning",
+    "Producer": "lakebook.streams.producer",
     "PublishReport": "lakebook.lake.published",
+    "Record": "lakebook.streams.records",
     "SnapshotRecord": "lakebook.registry.publishing",
     "Table": "lakebook.lake.table",
     "TableDescription": "lakebook.lake.table",
@@ -62,11 +70,13 @@ def __getattr__(name: str) -> Any:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Acknowledgement",
     "AppendResult",
     "AppendTurn",
     "Appender",
     "Book",
     "Cleaner",
+    "Consumer",
     "ConsumerGroup",
     "ConsumerOffset",
     "Cursor",
@@ -84,7 +94,9 @@ __all__ = [
     "PendingReport",
     "PinnedTable",
     "Plan",
+    "Producer",
     "PublishReport",
+    "Record",
     "SegmentInfo",
     "SnapshotRecord",
     "Table",

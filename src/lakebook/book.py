@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ from lakebook.registry.maintenance import Work, list_work
 from lakebook.registry.migrate import HEAD, REVISIONS, Migration, check_revision, migrate, revision_of
 from lakebook.registry.registry import Registry
 from lakebook.registry.schema import MAX_BIGINT
+from lakebook.registry.segment_checks import any_file
 from lakebook.registry.stream_checks import Verification, verify_streams
 from lakebook.storage.warehouse import Warehouse
 from lakebook.streams.metadata_store import MetadataStore
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from lakebook.components.overview import Overview
     from lakebook.components.upkeep import Upkeep
     from lakebook.iceberg.catalog import LakebookCatalog
-    from lakebook.lake.checking import Repaired
+    from lakebook.lake.checking import Checked, Repaired
     from lakebook.lake.cleaning import Cleaner
     from lakebook.lake.debts import Settled
     from lakebook.lake.lake import Lake
@@ -50,6 +51,10 @@ if TYPE_CHECKING:
     from lakebook.lake.tables import Tables
     from lakebook.server.endpoint import RestEndpoint
     from lakebook.spark.types import SparkSession
+    from lakebook.streams.consumer import Consumer
+    from lakebook.streams.positions import Start
+    from lakebook.streams.producer import Producer
+    from lakebook.streams.topics import Topics
 
 
 class Book:
@@ -66,7 +71,10 @@ class Book:
         #: The captured changes.
         self.events = EventLog(registry)
         self._lake: Lake | None = None
+        self._topics: Topics | None = None
         self._endpoints: list[RestEndpoint] = []
+        self._producers: set[Producer] = set()
+        self._consumers: set[Consumer] = set()
         self._opening = threading.Lock()
 
     def __enter__(self) -> Book:
@@ -85,8 +93,16 @@ class Book:
             if self._lake is None:
                 from lakebook.lake.lake import Lake
 
-                self._lake = Lake(self._registry, self.warehouse)
+                lake = Lake(self._registry, self.warehouse)
+                lake.before_load = self._bring_up_to_date
+                self._lake = lake
             return self._lake
+
+    def _bring_up_to_date(self, namespace: str, name: str) -> None:
+        """Put a topic's newest segments into its table, before the table is loaded through a catalog."""
+        from lakebook.streams.mirroring import bring_up_to_date
+
+        bring_up_to_date(self.lake, namespace, name)
 
     @property
     def tables(self) -> Tables:
@@ -99,11 +115,24 @@ class Book:
         """A table by its name: `"orders"`, `"sales.orders"`, or with `namespace=`."""
         return self.tables.get(name, namespace=namespace)
 
+    @property
+    def topics(self) -> Topics:
+        """Topics by their names: `book.topics["orders"]`."""
+        lake = self.lake
+        with self._opening:
+            if self._topics is None:
+                from lakebook.streams.topics import Topics
+
+                self._topics = Topics(lake, self.metadata, producer=self.producer, consumer=self.consumer)
+            return self._topics
+
     def release_reads(self) -> None:
-        """Let go of everything that `Table.read` pinned in this process; its frames are good no more."""
+        """Let go of everything that `Table.read` and `Topic.read` pinned here; their frames are good no more."""
         for lease in self.lake.renewals.leases():
             if lease.kept_until_closed:
                 lease.close()
+        if self._topics is not None:
+            self._topics.release_reads()
 
     def catalog(self, name: str = "lakebook") -> LakebookCatalog:
         """The tables as a PyIceberg catalog, for reading and writing by other engines."""
@@ -148,6 +177,73 @@ class Book:
             self._endpoints.remove(endpoint)
             endpoint.stop()
 
+    def producer(
+        self,
+        topic: str,
+        *,
+        producer_id: str | None = None,
+        partitioner: str = "key",
+        linger: float | None = None,
+        buffer: int | None = None,
+        compression: str | None = None,
+        timeout: float | None = None,
+    ) -> Producer:
+        """A producer of records for a topic; `with book.producer("orders") as producer: producer.send(b"…")`.
+
+        A `producer_id` belongs to one producer at a time: opening another one with it fences the former.
+        Records go where the hash of their key says, or where others gather (`partitioner="sticky"`); those
+        without a key always do the latter. They become a segment when `linger` seconds have passed (else the
+        topic's `segment.ms`, else the setting), or when there are enough of them. `buffer` bytes wait at most,
+        and what cannot be stored within `timeout` seconds fails.
+        """
+        from lakebook.streams.producer import Producer
+
+        producer = Producer(
+            self.lake,
+            self.metadata,
+            topic,
+            producer_id=producer_id,
+            partitioner=partitioner,
+            linger=linger,
+            buffer=buffer,
+            compression=compression,
+            timeout=timeout,
+            on_close=self._producers.discard,
+        )
+        self._producers.add(producer)
+        return producer
+
+    def consumer(
+        self,
+        topics: str | Sequence[str],
+        group: str | None = None,
+        *,
+        start: Start | None = None,
+        reset: str = "error",
+        auto_commit: bool | float = True,
+        partitions: Iterable[int | tuple[str, int]] | None = None,
+        max_records: int = 1000,
+        read_ahead: int = 64 * 1024**2,
+        on_assigned: Callable[[list[tuple[str, int]]], None] = lambda partitions: None,
+        on_revoked: Callable[[list[tuple[str, int]]], None] = lambda partitions: None,
+    ) -> Consumer:
+        """A consumer of topics; `with book.consumer("orders", group="billing") as consumer: consumer.poll()`.
+
+        The members of a group share the partitions, and go on where the group has committed; else `start`
+        says where to begin: "earliest" (the default), "latest", an offset or a time. An offset whose records
+        are gone is an error, or `reset` says where to go on instead. With a group, positions are committed
+        every few seconds (`auto_commit`: how many; false: only by `commit`). `partitions` names what to read
+        where nothing is shared out. `on_assigned` and `on_revoked` hear of partitions that come and go.
+        """
+        from lakebook.streams.consumer import Consumer, ConsumerOptions
+
+        options = ConsumerOptions(start, reset, auto_commit, max_records, read_ahead, on_assigned, on_revoked)
+        consumer = Consumer(
+            self.lake, self.metadata, topics, group, partitions, options, on_close=self._consumers.discard
+        )
+        self._consumers.add(consumer)
+        return consumer
+
     def settle_debts(self) -> Settled:
         """Take the footers and checksums of files that outside engines brought, as far as they are owed."""
         from lakebook.lake.debts import settle_debts
@@ -162,31 +258,42 @@ class Book:
         return Cleaner(self.lake)
 
     def close(self) -> None:
-        """Publish what this process has changed, end every lease and close every connection."""
-        for endpoint in list(self._endpoints):
-            self._end(endpoint)
-        if self._lake is not None:
-            self._lake.close()
-        self.metadata.close()
-        self._registry.close()
+        """Send what producers hold, publish what this process has changed, end leases, close connections."""
+        # From the last to the first, and each of them whatever happens to the others.
+        with ExitStack() as closing:
+            closing.callback(self._registry.close)
+            closing.callback(self.metadata.close)
+            if self._lake is not None:
+                closing.callback(self._lake.close)
+            for endpoint in list(self._endpoints):
+                closing.callback(self._end, endpoint)
+            for producer in list(self._producers):
+                closing.callback(producer.close)
+            for consumer in list(self._consumers):
+                closing.callback(consumer.close)
 
     def verify(
         self, progress: Callable[[str], None] = lambda step: None, *, files: bool = True, spark: Any = None
     ) -> Verification:
-        """Check the invariants: the registry on one consistent state of it, and every file of a table.
+        """Check the invariants: the registry on one consistent state of it, and every file of a table or a topic.
 
-        Without `files` no byte is read. With a Spark session the files are checked by its executors.
+        Without `files` no byte is read. With a Spark session the files of tables are checked by its executors.
         """
-        streams = self._registry.in_snapshot(lambda reader: verify_streams(reader, progress))
-        if not self._has_tables():
-            return streams
-        from lakebook.lake.checking import verify_tables
+        found: list[Checked | Verification] = [
+            self._registry.in_snapshot(lambda reader: verify_streams(reader, progress))
+        ]
+        if files and self._registry.read_with(any_file):
+            from lakebook.streams.checking import verify_segments
 
-        tables = verify_tables(self.lake, progress, files=files, spark=spark)
+            found.append(verify_segments(self.lake, progress))
+        if self._has_tables():
+            from lakebook.lake.checking import verify_tables
+
+            found.append(verify_tables(self.lake, progress, files=files, spark=spark))
         return Verification(
-            streams.checked | tables.checked,
-            (*streams.findings, *tables.findings),
-            (*streams.unfinished, *tables.unfinished),
+            {name: number for item in found for name, number in item.checked.items()},
+            tuple(finding for item in found for finding in item.findings),
+            tuple(text for item in found for text in item.unfinished),
         )
 
     def _has_tables(self) -> bool:
@@ -200,6 +307,10 @@ class Book:
         repaired = repair_tables(self.lake, dry_run=dry_run, progress=progress)
         # Nothing of a stream can be mended without guessing.
         repaired.left += self._registry.in_snapshot(lambda reader: verify_streams(reader, progress)).findings
+        if self._registry.read_with(any_file):
+            from lakebook.streams.checking import verify_segments
+
+            repaired.left += verify_segments(self.lake, progress).findings
         return repaired
 
     def publish_pending(

@@ -6,8 +6,11 @@
     │   ├── RegistryUnavailable
     │   ├── StorageUnavailable
     │   ├── AppendTurnHeld
+    │   ├── BufferFull
+    │   ├── FlushTimeout
     │   ├── SubscriberFailed
     │   ├── FilesChanged
+    │   ├── MergeConflict
     │   └── SchemaChanged
     └── TerminalError             trying the same again cannot help
         ├── InvalidInput
@@ -16,6 +19,8 @@
         │   ├── InvalidPartitionCount
         │   ├── InvalidConfig
         │   ├── InvalidSegment
+        │   ├── InvalidRecord
+        │   ├── RecordTooLarge
         │   ├── InvalidPage
         │   ├── InvalidTable
         │   ├── InvalidFile
@@ -26,6 +31,7 @@
         │   ├── PathOutsideWarehouse
         │   ├── InvalidMetadata
         │   ├── NotAccepted
+        │   ├── ReadOnlyTable
         │   └── InvalidOffset
         │       ├── OffsetOverflow
         │       ├── NegativeOffset
@@ -65,6 +71,7 @@
         │   ├── ProducerFenced
         │   ├── SequenceConflict
         │   ├── GenerationFenced
+        │   ├── MemberRemoved
         │   ├── CommitAborted
         │   ├── IncompatibleSchema
         │   └── EpochChanged
@@ -72,6 +79,9 @@
         ├── CursorExpired
         ├── SparkUnsuitable
         ├── InsertFailed
+        ├── ProduceFailed
+        ├── ProducerClosed
+        ├── ConsumerClosed
         ├── NotPublishable
         ├── PublishFailed
         ├── ReadFailed
@@ -166,12 +176,24 @@ class AppendTurnHeld(TransientError):
     """Another producer holds the partition's append turn."""
 
 
+class BufferFull(TransientError):
+    """A producer had no room for a record, for as long as it waits; the record was not taken."""
+
+
+class FlushTimeout(TransientError):
+    """Records were not stored in the time that was given to a flush; they are kept and sent on."""
+
+
 class SubscriberFailed(TransientError):
     """A subscriber did not take an event, was not well, or did not answer in time."""
 
 
 class FilesChanged(TransientError):
     """Another change has replaced or removed files this one works on; read again and repeat it."""
+
+
+class MergeConflict(TransientError):
+    """Segments that a merge would replace were removed or replaced meanwhile; look again and repeat it."""
 
 
 class SchemaChanged(TransientError):
@@ -203,6 +225,14 @@ class InvalidConfig(InvalidInput):
 
 class InvalidSegment(InvalidInput):
     """A segment's description contradicts itself."""
+
+
+class InvalidRecord(InvalidInput):
+    """A key, a value, headers or a time cannot be those of a record."""
+
+
+class RecordTooLarge(InvalidInput):
+    """A record has more bytes than the topic or the producer takes."""
 
 
 class InvalidPage(InvalidInput):
@@ -243,6 +273,10 @@ class InvalidMetadata(InvalidInput):
 
 class NotAccepted(InvalidInput):
     """A commit of an outside engine has something that Lakebook does not take."""
+
+
+class ReadOnlyTable(InvalidInput):
+    """The files of the table are a topic's segments: nobody but the topic changes it."""
 
 
 class InvalidOffset(InvalidInput):
@@ -407,6 +441,10 @@ class GenerationFenced(Conflict):
     """The consumer group has moved on to another generation."""
 
 
+class MemberRemoved(Conflict):
+    """The member is no longer one of its consumer group: it left, or was silent for too long."""
+
+
 class CommitAborted(Conflict):
     """The commit was fenced; it can never take effect."""
 
@@ -432,6 +470,18 @@ class SparkUnsuitable(TerminalError):
 
 class InsertFailed(TerminalError):
     """An insert failed; nothing of it is visible."""
+
+
+class ProduceFailed(TerminalError):
+    """Records could not be stored for as long as it was tried; they are not in the topic."""
+
+
+class ProducerClosed(TerminalError):
+    """The producer was closed, or belongs to the process that forked this one."""
+
+
+class ConsumerClosed(TerminalError):
+    """The consumer was closed, or belongs to the process that forked this one."""
 
 
 class NotPublishable(TerminalError):

@@ -116,6 +116,29 @@ class Metrics:
             buckets=_BUCKETS,
             registry=self._collectors,
         )
+        self._produced = Counter(
+            "lakebook_produced_records", "Records that producers have stored.", registry=self._collectors
+        )
+        self._produced_bytes = Counter(
+            "lakebook_produced_bytes", "Bytes of the records that producers have stored.", registry=self._collectors
+        )
+        self._produce_retries = Counter(
+            "lakebook_produce_retries",
+            "Batches of records that producers sent again, by reason.",
+            ["reason"],
+            registry=self._collectors,
+        )
+        self._consumed = Counter(
+            "lakebook_consumed_records", "Records that consumers have handed out.", registry=self._collectors
+        )
+        self._skipped = Counter(
+            "lakebook_skipped_records",
+            "Offsets that consumers left out because their records were not there.",
+            registry=self._collectors,
+        )
+        self._rebalances = Counter(
+            "lakebook_rebalances", "How often a consumer got partitions from its group.", registry=self._collectors
+        )
         self._publishes = Counter(
             "lakebook_publishes", "Tables published as Iceberg, by outcome.", ["outcome"], registry=self._collectors
         )
@@ -223,6 +246,27 @@ class Metrics:
         self._bytes.labels(operation).inc(size)
         for step, spent in seconds.items():
             self._steps.labels(step).observe(max(0.0, spent))
+
+    def count_produced(self, records: int, size: int) -> None:
+        """Count a batch of records that a producer has stored."""
+        self._produced.inc(records)
+        self._produced_bytes.inc(size)
+
+    def count_produce_retry(self, reason: str) -> None:
+        """Count a batch of records that is sent again."""
+        self._produce_retries.labels(reason).inc()
+
+    def count_consumed(self, records: int) -> None:
+        """Count records that a consumer has handed out."""
+        self._consumed.inc(records)
+
+    def count_skipped(self, offsets: int) -> None:
+        """Count offsets that a consumer left out."""
+        self._skipped.inc(offsets)
+
+    def count_rebalance(self) -> None:
+        """Count partitions that came to a consumer."""
+        self._rebalances.inc()
 
     def count_publish(self, outcome: str, seconds: float) -> None:
         """Count an attempt to publish a table, which may have had nothing to do."""

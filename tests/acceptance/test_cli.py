@@ -174,13 +174,26 @@ def test_a_topic_is_shown_with_its_partitions(shell: Shell, book: Book) -> None:
     book.metadata.delete_segments_before("orders", 0, 100)
     topic = shell.json("topics", "show", "orders")
     assert topic["config"] == {"user.team": "sales"}
-    assert topic["partitions"] == [
-        {"partition_id": 0, "log_start": 100, "high_watermark": 300, "records": 200},
-        {"partition_id": 1, "log_start": 0, "high_watermark": 0, "records": 0},
+    numbers = ("partition_id", "log_start", "high_watermark", "records", "segments", "size_bytes")
+    assert [tuple(partition[name] for name in numbers) for partition in topic["partitions"]] == [
+        (0, 100, 300, 200, 2, 2000),
+        (1, 0, 0, 0, 0, 0),
     ]
     text = rows_of(shell.text("topics", "show", "orders"))
     assert ["user.team:", "sales"] in text
-    assert ["0", "100", "300", "200"] in text
+    assert ["0", "100", "300", "200", "2", "2000"] in [row[:6] for row in text]
+
+
+def test_a_topic_is_shown_with_its_rates_and_its_groups(shell: Shell, book: Book) -> None:
+    topic = shell.json("topics", "show", "orders")
+    rates = ("records_per_second_minute", "bytes_per_second_minute", "records_per_second_hour", "bytes_per_second_hour")
+    assert [topic["partitions"][0][name] for name in rates] == [5.0, 50.0, 0.083, 0.833]
+    assert datetime.fromisoformat(topic["partitions"][0]["last_append_at"]).tzinfo is not None
+    (group,) = topic["groups"]
+    assert (group["group_id"], group["state"], group["members"], group["lag"]) == ("billing", "lagging", 0, 180)
+    assert ["billing", "lagging", "0", "0", "180"] in [
+        row[:5] for row in rows_of(shell.text("topics", "show", "orders"))
+    ]
 
 
 def test_the_configuration_is_printed_changed_and_removed(shell: Shell, book: Book) -> None:

@@ -161,7 +161,14 @@ def test_status_and_doctor_warn_when_work_piles_up_and_no_daemon_runs(folder: Pa
 
 def test_a_round_by_hand_publishes_and_says_so(folder: Path) -> None:
     done = parsed(folder, "maintenance", "run", "--no-spark")
-    assert done.keys() == {"orchestrator", "iceberg_updater", "compactor", "snapshotter", "janitor"}
+    assert done.keys() == {
+        "topic_publisher",
+        "orchestrator",
+        "iceberg_updater",
+        "compactor",
+        "snapshotter",
+        "janitor",
+    }
     assert sorted(done["iceberg_updater"]["published"]) == ["default.orders", "default.visits"]
     assert published(folder, "orders")
 

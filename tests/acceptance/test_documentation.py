@@ -25,7 +25,7 @@ def test_the_quickstart_of_the_readme_has_at_most_ten_lines_and_runs(tmp_path: P
     assert len([line for line in quickstart.splitlines() if line.strip()]) <= 10
     done = subprocess.run([sys.executable, "-c", quickstart], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["orders/0/first.parquet", "True"]
+    assert done.stdout.splitlines() == ["b'alice' b'two pens' 0", "True"]
     assert (tmp_path / "my-book" / "registry.db").is_file()
 
 
@@ -69,8 +69,15 @@ def run_demo(name: str) -> str:
     return done.stdout
 
 
-def test_the_demo_of_streams_runs_to_its_end() -> None:
+def test_the_demo_of_topics_runs_to_its_end() -> None:
     assert "resuming at 2500" in run_demo("topic_life.py")
+
+
+def test_the_demo_of_streams_runs_to_its_end() -> None:
+    said = run_demo("stream_life.py")
+    assert "none was left out" in said
+    assert "2000 records, 97 customers" in said
+    assert "2000 rows in snapshot" in said
 
 
 def test_the_demo_of_tables_runs_to_its_end() -> None:

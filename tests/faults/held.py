@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from lakebook import failpoints
+from lakebook import Book, failpoints
+from lakebook.registry.statements import POSTGRESQL
 
 PATIENCE = 60
 
@@ -64,3 +65,24 @@ def held_before_commit(call: Callable[[], Any], *, skip: int = 0) -> Iterator[He
         finally:
             held.go_on.set()
             held.thread.join(PATIENCE)
+
+
+def started(call: Callable[[], Any]) -> Held:
+    """A call that runs in a thread of its own."""
+    held = Held(call)
+    held.thread.start()
+    return held
+
+
+def wait_until_blocked(book: Book) -> None:
+    """Return when somebody waits for a lock; SQLite has one for all, which nobody gets past."""
+    if book._registry.kind != POSTGRESQL:
+        return
+    for _ in range(100_000):
+        with book._registry.read() as reader:
+            row = reader._connection.execute(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+            ).fetchone()
+        if row[0]:
+            return
+    raise AssertionError("nobody waits")

@@ -15,7 +15,11 @@ from pathlib import Path
 import pytest
 
 import astha_subscribers
+import batch_processes
+import merge_processes
+import mirror_processes
 import outside_writers
+import producing
 import table_writers
 import writers
 from books import POSTGRESQL, SQLITE, Place
@@ -196,5 +200,6 @@ def test_every_failpoint_is_swept() -> None:
     # The migrations have tests of their own.
     migrations = {point for point in failpoints.POINTS if point.startswith("migration.")}
     swept = {*writers.POINTS, *table_writers.POINTS, *table_writers.SPARK_POINTS, *outside_writers.POINTS}
-    swept |= {*table_writers.COMPACTION_POINTS, *astha_subscribers.POINTS}
+    swept |= {*table_writers.COMPACTION_POINTS, *astha_subscribers.POINTS, *merge_processes.POINTS}
+    swept |= {*mirror_processes.POINTS, *producing.POINTS, *batch_processes.POINTS}
     assert swept | migrations == set(failpoints.POINTS)

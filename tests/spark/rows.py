@@ -20,6 +20,7 @@ from lakebook.iceberg.publishing import ICEBERG
 from lakebook.iceberg.staging import spark_type
 from lakebook.lake.table import Table
 from lakebook.registry.inserts import known_paths
+from lakebook.registry.stream_folders import unknown_stream_paths
 from lakebook.registry.table_checks import files_to_check
 
 #: More files than any test has.
@@ -115,11 +116,14 @@ def warehouse_of(book: Book) -> Path:
 
 
 def known_files(book: Book) -> set[str]:
-    """Every path that some version of some table has, or its Iceberg metadata, or that waits for its removal."""
+    """Every path that a segment or some version of some table has, or Iceberg metadata, or that waits for removal."""
     registry = book.lake.registry
     files = registry.read_with(lambda reader: files_to_check(reader, "", MOST))
     there = sorted(path for path in remains(warehouse_of(book)) if path.startswith(f"{ICEBERG}/"))
-    return {file.file_path for file in files} | registry.read_with(lambda reader: known_paths(reader, there))
+    streams = sorted(path for path in remains(warehouse_of(book)) if path.startswith("topics/"))
+    unknown = registry.read_with(lambda reader: unknown_stream_paths(reader, streams))
+    segments = set(streams) - set(unknown)
+    return segments | {file.file_path for file in files} | registry.read_with(lambda reader: known_paths(reader, there))
 
 
 def of_outside_engines(path: str) -> bool:

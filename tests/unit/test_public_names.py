@@ -11,9 +11,11 @@ import lakebook
 from lakebook import errors
 
 PUBLIC = {
-    "AppendResult", "AppendTurn", "Appender", "Book", "Cleaner", "ConsumerGroup", "ConsumerOffset", "Cursor",
+    "Acknowledgement", "AppendResult", "AppendTurn", "Appender", "Book", "Cleaner", "Consumer", "ConsumerGroup",
+    "ConsumerOffset", "Cursor",
     "Event", "EventBatch", "GroupState", "InsertReport", "LakebookError", "MetadataStore", "OffsetCommit",
-    "OffsetReset", "Page", "Partition", "PartitionLag", "PendingReport", "PinnedTable", "Plan", "PublishReport",
+    "OffsetReset", "Page", "Partition", "PartitionLag", "PendingReport", "PinnedTable", "Plan", "Producer",
+    "PublishReport", "Record",
     "SegmentInfo", "SnapshotRecord", "Table", "TableDescription", "Tables", "TemporaryFile", "TerminalError",
     "Topic", "TopicConfig", "TransientError", "open", "spark_session",
 }  # fmt: skip

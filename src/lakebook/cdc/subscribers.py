@@ -19,6 +19,7 @@ SUBSCRIPTIONS: Mapping[str, tuple[str, ...]] = {
     "compactor": ("table_files", "table_stats"),
     "snapshotter": ("table_metadata", "table_files", "table_snapshots"),
     "orchestrator": ("tables", "table_metadata"),
+    "topic_publisher": ("topics", "partitions"),
 }
 
 _READERS = {name: row_reader(name) for names in SUBSCRIPTIONS.values() for name in names}

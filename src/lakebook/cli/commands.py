@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
@@ -116,3 +119,55 @@ def confirm(question: str, *, yes: bool) -> None:
             remedy="Add --yes to do it without a question",
         )
     click.confirm(question, abort=True, err=True)
+
+
+class Interrupts:
+    """Ctrl-C and SIGTERM while a command works: it ends between two steps, and at once where it only waits.
+
+    So no step is torn apart half-way, and what was done up to then can still be told.
+    """
+
+    def __init__(self) -> None:
+        #: Whether somebody wants it to end.
+        self.asked = False
+        self._waits = False
+        self._former: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        # Only the main thread hears of signals, and only it may say who handles them.
+        if threading.current_thread() is threading.main_thread():
+            self._former = {number: signal.signal(number, self._hear) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+
+    def _hear(self, *_: object) -> None:
+        self.asked = True
+        if self._waits:
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Inside, an interrupt is raised as `KeyboardInterrupt`, also one that came before."""
+        self._waits = True
+        try:
+            if self.asked:
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._waits = False
+
+    def each(self, items: Iterable[T]) -> Iterator[T]:
+        """The items, until there are no more or somebody wants it to end."""
+        following = iter(items)
+        while not self.asked:
+            try:
+                self._waits = True
+                item = next(following)
+                self._waits = False
+            except (StopIteration, KeyboardInterrupt):
+                self._waits = False
+                return
+            yield item

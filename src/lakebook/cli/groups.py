@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from datetime import datetime
 
 import click
@@ -19,11 +20,12 @@ from lakebook.cli.commands import (
     yes_option,
 )
 from lakebook.cli.output import print_json, print_line, print_table
+from lakebook.registry.members import GroupMember
 
 
 @click.group(cls=BookGroup)
 def groups() -> None:
-    """List, show, reset and delete consumer groups."""
+    """List, show, reset and delete consumer groups, and see their members."""
 
 
 @groups.command("list")
@@ -60,11 +62,13 @@ def list_groups(place: Place, limit: int | None, as_json: bool) -> None:
 @json_option
 @pass_place
 def show(place: Place, name: str, topic: str | None, as_json: bool) -> None:
-    """Show what the group NAME has still to read of each partition."""
+    """Show what the group NAME has still to read of each partition, and who reads for it."""
     with place.open() as book:
         partitions = book.metadata.lag(name, topic)
+        present = book.metadata.group_members(name)
     if as_json:
-        print_json({"group_id": name, "lag": sum(entry.lag for entry in partitions), "partitions": partitions})
+        lag = sum(entry.lag for entry in partitions)
+        print_json({"group_id": name, "lag": lag, "partitions": partitions, "members": present})
         return
     print_table(
         ("topic", "partition", "committed", "log start", "high watermark", "lag", "state"),
@@ -79,6 +83,39 @@ def show(place: Place, name: str, topic: str | None, as_json: bool) -> None:
                 "behind" if entry.behind else "lagging" if entry.lag else "current",
             )
             for entry in partitions
+        ],
+    )
+    if present:
+        print_line("")
+        _print_members(present)
+
+
+@groups.command()
+@click.argument("name")
+@json_option
+@pass_place
+def members(place: Place, name: str, as_json: bool) -> None:
+    """List the members of the group NAME and the partitions that each of them reads."""
+    with place.open() as book:
+        present = book.metadata.group_members(name)
+    if as_json:
+        print_json(present)
+    else:
+        _print_members(present)
+
+
+def _print_members(present: Iterable[GroupMember]) -> None:
+    print_table(
+        ("member", "partitions", "process", "joined", "silent from"),
+        [
+            (
+                member.member_id,
+                " ".join(f"{topic}/{number}" for topic, number in member.partitions) or None,
+                member.holder,
+                member.joined_at,
+                member.expires_at,
+            )
+            for member in present
         ],
     )
 

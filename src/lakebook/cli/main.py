@@ -11,10 +11,12 @@ import lakebook
 from lakebook.cli.admin import admin
 from lakebook.cli.book import doctor, init, metrics, migrate, repair, verify
 from lakebook.cli.commands import BookGroup, Place
+from lakebook.cli.consume import consume
 from lakebook.cli.events import events
 from lakebook.cli.groups import groups
 from lakebook.cli.maintenance import maintenance
 from lakebook.cli.namespaces import namespaces
+from lakebook.cli.produce import produce
 from lakebook.cli.run import run
 from lakebook.cli.segments import segments
 from lakebook.cli.tables import tables
@@ -51,6 +53,8 @@ def cli(context: click.Context, target: str, warehouse: str | None) -> None:
 for command in (
     init,
     topics,
+    produce,
+    consume,
     groups,
     segments,
     namespaces,

@@ -103,8 +103,8 @@ def working(what: str, stream: IO[str] | None = None) -> Iterator[Callable[[str]
 
 
 @contextmanager
-def advancing(what: str) -> Iterator[Callable[[int, int, str], None]]:
-    """Show a bar on a terminal; what is yielded tells how many are done, of how many, and which is next."""
+def advancing(what: str) -> Iterator[Callable[[int, int | None, str], None]]:
+    """Show a bar on a terminal; what is yielded tells how many are done, of how many if known, and which is next."""
     console = progress_console()
     if console is None:
         yield lambda done, total, step: None

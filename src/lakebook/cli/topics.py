@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import click
@@ -21,6 +22,7 @@ from lakebook.cli.commands import (
 from lakebook.cli.output import print_fields, print_json, print_line, print_table
 from lakebook.errors import InvalidConfig
 from lakebook.names import shown
+from lakebook.registry.rates import PartitionTraffic, ReadingGroup
 from lakebook.registry.topic_config import check_config, check_retention
 from lakebook.registry.topics import Topic, not_found
 
@@ -78,27 +80,36 @@ def list_topics(place: Place, prefix: str, limit: int | None, as_json: bool) -> 
 @json_option
 @pass_place
 def show(place: Place, name: str, as_json: bool) -> None:
-    """Show the topic NAME with its configuration and its partitions."""
+    """Show the topic NAME: its configuration, its partitions with their rates, and the groups that read it.
+
+    The rates are records and bytes per second of the last minute and of the last hour, by the segments that
+    are still there.
+    """
     with place.open() as book:
         topic = _existing(book, name)
-        partitions = [
-            # Offsets have no holes, so that they count the records.
-            {
-                "partition_id": partition.partition_id,
-                "log_start": partition.log_start,
-                "high_watermark": partition.high_watermark,
-                "records": partition.high_watermark - partition.log_start,
-            }
-            for partition in walk(
-                lambda after, size: book.metadata.list_partitions(name, after=after, limit=size), None
-            )
-        ]
+        traffic = book.metadata.topic_traffic(name)
     if as_json:
-        print_json({**vars(topic), "partitions": partitions})
+        print_json({**vars(topic), "partitions": traffic.partitions, "groups": traffic.groups})
         return
     _print_config(topic, {"topic": topic.name, "created": topic.created_at, "changed": topic.updated_at})
     print_line("")
-    print_table(("partition", "log start", "high watermark", "records"), [tuple(row.values()) for row in partitions])
+    _print_partitions(traffic.partitions)
+    if traffic.groups:
+        print_line("")
+        _print_groups(traffic.groups)
+
+
+def _print_partitions(found: Iterable[PartitionTraffic]) -> None:
+    headings = ("partition", "log start", "high watermark", "records", "segments", "bytes")
+    rates = ("records/s 1 min", "bytes/s 1 min", "records/s 1 h", "bytes/s 1 h", "last append")
+    print_table((*headings, *rates), [tuple(vars(partition).values()) for partition in found])
+
+
+def _print_groups(found: Iterable[ReadingGroup]) -> None:
+    print_table(
+        ("group", "state", "generation", "members", "lag", "last commit"),
+        [tuple(vars(group).values()) for group in found],
+    )
 
 
 @topics.command()

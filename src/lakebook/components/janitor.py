@@ -7,7 +7,8 @@ an error leaves everything for the next round. Several janitors at once do no ha
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
@@ -23,7 +24,10 @@ from lakebook.names import shown
 from lakebook.registry.pruning import drop_laggards, prune_commits, prune_events, prune_history
 from lakebook.registry.topics import DELETED_TOPICS
 from lakebook.registry.upkeep import keep_database
+from lakebook.streams.merging import Merger
 from lakebook.streams.metadata_store import MetadataStore
+from lakebook.streams.retention import Retention
+from lakebook.streams.sweeping import sweep_streams
 
 # Seconds that one piece of work takes before it leaves the rest for its next round. Short enough for leases
 # to be looked at in between: after a whole lease time without a look, the watch would begin anew.
@@ -34,6 +38,8 @@ _LOOKS_PER_LEASE = 3
 _MOST_TOLD = 5
 # Intervals after which work that is always to be done is written down again.
 _INTERVALS_BETWEEN_NOTES = 60
+# Topics that one note names.
+_MOST_TOPICS = 20
 
 
 @dataclass
@@ -72,6 +78,8 @@ class Janitor(Component):
         super().__init__(lake)
         # One for all its life: what it knows of leases, it has seen over time.
         self._cleaner = Cleaner(lake)
+        self._retention = Retention(lake)
+        self._merger = Merger(lake)
         self._next_debt = ""
         self._actions = self._all_actions()
         self._chores = Chores(lake.clock, self.name, lake.metrics)
@@ -90,6 +98,10 @@ class Janitor(Component):
         return {
             "leases": _Action(self._end_leases, 1, "their readers are dead"),
             "topics": _Action(self._purge_topics, 5, "they were deleted"),
+            "retention": _Action(self._retain, 1, "topics keep them no longer"),
+            "merging": _Action(self._merge, 1, "they are small"),
+            "groups": _Action(self._expire_groups, 60, "nobody has read for them for long"),
+            "segments": _Action(self._sweep_streams, 10, "nobody needs them"),
             "tables": _Action(self._empty_tables, 1, "they were dropped"),
             "files": _Action(self._delete_files, 1, "their grace has passed"),
             "sweep": _Action(self._sweep, 10, "inserts have failed or died"),
@@ -183,9 +195,41 @@ class Janitor(Component):
     def _purge_topics(self, enough: Enough) -> _Round:
         if not self.lake.registry.all(DELETED_TOPICS, 1):
             return _Round({"topics": 0})
+        with self._metadata() as metadata:
+            return _Round({"topics": metadata.purge_deleted_topics(enough=enough)})
+
+    def _retain(self, enough: Enough) -> _Round:
+        found = self._retention.run(enough)
+        done: dict[str, Any] = {
+            "records": sum(found.records.values()),
+            "segments": sum(found.segments.values()),
+        }
+        topics = _of_topics({"records": found.records, "segments": found.segments})
+        return _Round(done | topics, _told(found.failed))
+
+    def _merge(self, enough: Enough) -> _Round:
+        with self._metadata() as metadata:
+            found = self._merger.run(metadata, enough)
+        done = {"segments": found.segments, "into": sum(found.into.values()), "bytes": found.bytes}
+        topics = _of_topics({"segments": found.replaced, "into": found.into})
+        return _Round(done | topics, _told(found.failed), {"conflicts": found.conflicts} if found.conflicts else {})
+
+    def _expire_groups(self, enough: Enough) -> _Round:
+        with self._metadata() as metadata:
+            return _Round({"groups": metadata.expire_groups(enough=enough)})
+
+    def _sweep_streams(self, enough: Enough) -> _Round:
+        with self._metadata() as metadata:
+            swept = sweep_streams(self.lake, metadata, enough=enough)
+        done = {"fenced": swept.fenced, "released": swept.released, "objects": swept.objects}
+        return _Round(done, _told(swept.failed), {"settled": swept.settled})
+
+    @contextmanager
+    def _metadata(self) -> Iterator[MetadataStore]:
+        # Not the book's own, whose cache is for readers.
         store = MetadataStore(self.lake.registry, self.lake.store.warehouse.recorded)
         try:
-            return _Round({"topics": store.purge_deleted_topics(enough=enough)})
+            yield store
         finally:
             store.close()
 
@@ -226,3 +270,13 @@ class Janitor(Component):
 
 def _told(failed: Iterable[tuple[str, str]]) -> list[str]:
     return [f"{what}: {why}" for what, why in failed]
+
+
+def _of_topics(counted: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
+    """What was done to which topics, of those with most done first."""
+    named: dict[str, dict[str, int]] = {}
+    for what, numbers in counted.items():
+        for topic, number in numbers.items():
+            named.setdefault(topic, {})[what] = number
+    most = sorted(named, key=lambda topic: (-max(named[topic].values()), topic))[:_MOST_TOPICS]
+    return {"topics": {topic: named[topic] for topic in most}} if named else {}

@@ -8,7 +8,7 @@ from lakebook.errors import InvalidInput
 from lakebook.names import shown
 
 #: Every component there is.
-COMPONENTS = ("iceberg_updater", "orchestrator", "snapshotter", "compactor", "janitor")
+COMPONENTS = ("topic_publisher", "iceberg_updater", "orchestrator", "snapshotter", "compactor", "janitor")
 
 #: Numbers of the registry that upkeep brings down.
 OWED = (

@@ -11,6 +11,7 @@ from lakebook.components.janitor import Janitor
 from lakebook.components.names import COMPONENTS, check_components
 from lakebook.components.orchestrator import Orchestrator
 from lakebook.components.snapshotter import Snapshotter
+from lakebook.components.topic_publisher import TopicPublisher
 from lakebook.errors import LakebookError
 from lakebook.lake.lake import Lake
 from lakebook.lake.published import publish_now, publish_pending
@@ -20,8 +21,9 @@ from lakebook.registry.tables import TableRecord
 if TYPE_CHECKING:
     from lakebook.spark.types import SparkSession
 
-# The janitor last: it removes what the others have retired.
-_ORDER = ("orchestrator", "iceberg_updater", "compactor", "snapshotter", "janitor")
+# The topic publisher first: the others look after what it has put into tables. The janitor last: it removes
+# what the others have retired.
+_ORDER = ("topic_publisher", "orchestrator", "iceberg_updater", "compactor", "snapshotter", "janitor")
 _BY_HAND = "by hand"
 
 
@@ -35,6 +37,7 @@ def run_round(
     """Run the named components once, or all; what each has done. One that fails stops no other."""
     wanted = check_components(COMPONENTS if components is None else components)
     runs: Mapping[str, Callable[[], Mapping[str, Any]]] = {
+        "topic_publisher": lambda: _mirror(lake, table),
         "orchestrator": lambda: _owe(lake, table),
         "iceberg_updater": lambda: _publish(lake, table, progress),
         "compactor": lambda: Compactor(lake, spark).run_once(table),
@@ -50,6 +53,12 @@ def run_round(
             except LakebookError as error:
                 done[name] = {"error": str(error)}
     return done
+
+
+def _mirror(lake: Lake, table: TableRecord | None) -> Mapping[str, Any]:
+    if table is not None and table.topic_id is None:
+        return {"mirrored": {}, "failed": {}}  # No topic's table.
+    return TopicPublisher(lake).run_once(None if table is None else table.topic_id)
 
 
 def _publish(lake: Lake, table: TableRecord | None, progress: Callable[[str], None]) -> Mapping[str, Any]:

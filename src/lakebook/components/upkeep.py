@@ -15,6 +15,7 @@ from lakebook.components.janitor import Janitor
 from lakebook.components.names import COMPONENTS, check_components
 from lakebook.components.orchestrator import Orchestrator
 from lakebook.components.snapshotter import Snapshotter
+from lakebook.components.topic_publisher import TopicPublisher
 from lakebook.lake.lake import Lake
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def make_component(name: str, lake: Lake, spark: Callable[[], SparkSession] | No
         "snapshotter": lambda: Snapshotter(lake),
         "compactor": lambda: Compactor(lake, spark),
         "janitor": lambda: Janitor(lake),
+        "topic_publisher": lambda: TopicPublisher(lake),
     }
     check_components([name])
     return makers[name]()

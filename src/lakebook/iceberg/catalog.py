@@ -56,6 +56,7 @@ from lakebook.registry.tables import (
     get_table,
     list_namespaces,
     list_tables,
+    refuse_mirror,
     rename_table,
     require_free_name,
 )
@@ -81,6 +82,9 @@ class LakeParts(Protocol):
 
     def settle_debts_of(self, table: TableRecord) -> None:
         """Take the footers of files that an outside engine has just brought, soon."""
+
+    def bring_up_to_date(self, namespace: str, name: str) -> None:
+        """Bring what is about to be loaded up to date, where its rows come from elsewhere."""
 
 
 class LakebookCatalog(MetastoreCatalog):
@@ -136,6 +140,8 @@ class LakebookCatalog(MetastoreCatalog):
 
     def load_table(self, identifier: str | Identifier) -> Table:
         """A table, with every version that was acknowledged before."""
+        with _words():
+            self._lake.bring_up_to_date(*self._named(identifier))
         record = self._record(identifier)
         publisher = self._lake.publisher
         with _words():
@@ -327,6 +333,7 @@ class LakebookCatalog(MetastoreCatalog):
                 self._settle(identifier)
             else:
                 record = self._record(identifier)
+                refuse_mirror(record)
                 made, where = committer.commit(record, requirements, updates)
                 self._lake.settle_debts_of(record)
         return CommitTableResponse.model_validate({"metadata": made, "metadata-location": where})
@@ -349,6 +356,8 @@ class LakebookCatalog(MetastoreCatalog):
             self.commit(*changes[0])
             return
         records = [self._record(identifier) for identifier, _, _ in changes]
+        for record in records:
+            refuse_mirror(record)
         with _words():
             self._lake.committer.commit_all(
                 [(record, item[1], item[2]) for record, item in zip(records, changes, strict=True)]

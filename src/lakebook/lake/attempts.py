@@ -36,7 +36,7 @@ from lakebook.registry.table_files import (
     stage_stats,
     staged_chunks,
 )
-from lakebook.registry.tables import TableRecord
+from lakebook.registry.tables import TableRecord, refuse_mirror
 from lakebook.registry.transactions import Transaction, new_id
 
 #: Where the folders of inserts lie, outside of any Iceberg location.
@@ -82,6 +82,7 @@ class Attempt:
         return folder_of(self.table.id, self.commit_id)
 
     def __enter__(self) -> Attempt:
+        refuse_mirror(self.table)
         self.lake.registry.write(self._open)
         self.lake.renewals.hold_insert(self.commit_id)
         try:

@@ -27,6 +27,10 @@ class CatalogParts:
         """Take the footers of files that were just brought, in the background; what fails stays owed."""
         self._lake.settling.notice(table)
 
+    def bring_up_to_date(self, namespace: str, name: str) -> None:
+        """Bring a table that is about to be loaded up to date with the topic whose segments are its files."""
+        self._lake.before_load(namespace, name)
+
 
 def catalog_of(lake: Lake, name: str) -> LakebookCatalog:
     """The catalog of a lake."""

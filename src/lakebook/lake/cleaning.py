@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from lakebook import failpoints
 from lakebook.clock import Enough, never, to_ms
@@ -48,10 +49,14 @@ from lakebook.registry.tables import (
     metadata_from,
     table_from,
 )
+from lakebook.registry.topic_leases import TopicLease, end_dead_topic_leases, list_topic_leases
 from lakebook.registry.transactions import Reader, Transaction
 from lakebook.storage.objects import ObjectInfo
 
 MAIN = "main"
+
+#: What is watched; all have an id, and a time at which they run out.
+Watched = TypeVar("Watched", LeaseRecord, TopicLease)
 
 # Beyond this the clock was set, or the machine slept.
 _JUMP = 2.0
@@ -101,7 +106,7 @@ class Swept:
     failed: list[tuple[str, str]] = field(default_factory=list)
 
 
-class LeaseWatch:
+class _Watch(Generic[Watched]):
     """Tells dead leases from those whose renewal could not be seen.
 
     A lease is dead only when it has run out and stood still for a whole lease time while this
@@ -113,7 +118,7 @@ class LeaseWatch:
         self._seen: dict[str, tuple[Any, float]] = {}
         self._wall, self._tick = lake.clock.now_ms(), lake.clock.monotonic()
 
-    def look(self) -> tuple[list[LeaseRecord], list[LeaseRecord]]:
+    def look(self) -> tuple[list[Watched], list[Watched]]:
         """Dead leases, and those that have run out but may yet be renewed."""
         clock = self._lake.clock
         wall, before = clock.now_ms(), clock.monotonic()
@@ -133,7 +138,7 @@ class LeaseWatch:
         gone = {lease.id for lease in dead}
         return dead, [lease for lease in out if lease.id not in gone]
 
-    def wait(self, progress: Callable[[str], None]) -> list[LeaseRecord]:
+    def wait(self, progress: Callable[[str], None]) -> list[Watched]:
         """Dead leases, after waiting for those that have run out and may yet be renewed."""
         pause = self._lake.settings.lease_seconds / 4
         first: dict[str, Any] = {}
@@ -145,6 +150,14 @@ class LeaseWatch:
                 return dead
             progress(f"waiting for {len(doubtful)} leases that have run out")
             self._lake.clock.sleep(pause)
+
+    @abstractmethod
+    def every(self) -> list[Watched]:
+        """All leases there are."""
+
+
+class LeaseWatch(_Watch[LeaseRecord]):
+    """Watches readers of tables."""
 
     def every(self) -> list[LeaseRecord]:
         """All leases there are."""
@@ -159,12 +172,29 @@ class LeaseWatch:
             after = page[-1].id
 
 
+class TopicLeaseWatch(_Watch[TopicLease]):
+    """Watches readers of topics."""
+
+    def every(self) -> list[TopicLease]:
+        """All leases there are, each once, however many partitions it pins."""
+        found: dict[str, TopicLease] = {}
+        after = ("", -1, -1)
+        while True:
+            start = after
+            page = self._lake.registry.read_with(lambda reader: list_topic_leases(reader, start, CHUNK))  # noqa: B023
+            found |= {lease.id: lease for lease in page}
+            if len(page) < CHUNK:
+                return list(found.values())
+            after = (page[-1].id, page[-1].topic_id, page[-1].partition_id)
+
+
 class Cleaner:
     """Removes what is retired, never what is in use."""
 
     def __init__(self, lake: Lake) -> None:
         self._lake = lake
         self._watch = LeaseWatch(lake)
+        self._topic_watch = TopicLeaseWatch(lake)
         # Where it has stopped, because it was enough, and goes on the next time.
         self._next_file = self._next_insert = ""
         self._listing: tuple[Iterator[list[ObjectInfo]], float] | None = None
@@ -333,6 +363,7 @@ class Cleaner:
         result.dead_leases = len(dead)
         if not dry_run:
             self._end_leases(dead)
+            result.dead_leases += self._end_topic_leases(wait, progress)
             self._forget_tombstones()
             self._remove_read_folders()
             # A dropped table whose last file has gone now can go as well.
@@ -403,11 +434,17 @@ class Cleaner:
         """
         dead = self._dead(False, lambda step: None)
         self._end_leases(dead)
-        return len(dead)
+        return len(dead) + self._end_topic_leases(False, lambda step: None)
 
     def _end_leases(self, dead: list[LeaseRecord]) -> None:
         if dead:
             self._lake.registry.write(lambda transaction: end_dead_leases(transaction, dead))
+
+    def _end_topic_leases(self, wait: bool, progress: Callable[[str], None]) -> int:
+        dead = self._topic_watch.wait(progress) if wait else self._topic_watch.look()[0]
+        if dead:
+            self._lake.registry.write(lambda transaction: end_dead_topic_leases(transaction, dead))
+        return len(dead)
 
     def _dead(self, wait: bool, progress: Callable[[str], None]) -> list[LeaseRecord]:
         return self._watch.wait(progress) if wait else self._watch.look()[0]

@@ -39,7 +39,7 @@ from lakebook.registry.table_files import (
     files_by_path,
     give_way,
 )
-from lakebook.registry.tables import TableRecord, current_table
+from lakebook.registry.tables import TableRecord, current_table, refuse_mirror
 from lakebook.registry.transactions import Transaction
 from lakebook.spark import frames
 
@@ -129,6 +129,7 @@ def compact_once(
     lake: Lake, table: TableRecord, spark: SparkSession, *, max_bytes: int | None = None
 ) -> CompactionReport:
     """Make one version of what is most worth a compaction, or none if nothing is."""
+    refuse_mirror(table)
     begun = lake.clock.monotonic()
     budget = lake.settings.compact_bytes if max_bytes is None else max_bytes
     outcome, done = FAILED, CompactionReport(_name(table))
@@ -164,7 +165,9 @@ def debt_of(lake: Lake, table: TableRecord) -> Debt:
 
 def policy_of(lake: Lake, table: TableRecord) -> CompactionPolicy:
     """Whether and how a table is compacted, by its present properties."""
-    return compaction_policy(lake, lake.metadata_of(table, table.schema_version).properties)
+    policy = compaction_policy(lake, lake.metadata_of(table, table.schema_version).properties)
+    # Small files of a topic's table are small segments: the topic merges those.
+    return policy if table.topic_id is None else replace(policy, enabled=False)
 
 
 # --- choosing ------------------------------------------------------------------

@@ -98,6 +98,8 @@ class Lake:
         )
         #: Takes the footers that outside engines' files owe. Apart: checksums of large files take long.
         self.settling = BackgroundPublisher(self._settle, self.clock, 0.0, done="looked at")
+        #: Told the namespace and name of a table before it is loaded through a catalog; see `streams.mirroring`.
+        self.before_load: Callable[[str, str], None] = lambda namespace, name: None
         #: By table and schema version.
         self.shapes = Cache(_SHAPES, lambda _: 1)
         #: By path and checksum.

@@ -1,9 +1,9 @@
-"""The thread of a process that renews what it holds: leases of readers, inserts at work."""
+"""The thread of a process that renews what it holds: leases of readers, on tables and topics, and inserts at work."""
 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from lakebook import forks
 from lakebook.errors import BookClosed, LakebookError
@@ -16,6 +16,18 @@ if TYPE_CHECKING:
     from lakebook.lake.leasing import Lease
 
 
+class HeldPin(Protocol):
+    """A lease on topics, as it is renewed."""
+
+    id: str
+
+    def renew(self) -> None:
+        """Renew it, if somebody still reads what it pins."""
+
+    def close(self) -> None:
+        """Let go of it."""
+
+
 class Renewals:
     """Renews leases and inserts in the background, three times in their time."""
 
@@ -25,6 +37,7 @@ class Renewals:
         self._wake = threading.Event()
         self._leases: dict[str, Lease] = {}
         self._inserts: set[str] = set()
+        self._pins: dict[str, HeldPin] = {}
         self._thread: threading.Thread | None = None
         self._closed = False
         forks.watch(self)
@@ -32,12 +45,18 @@ class Renewals:
     def after_fork_in_child(self) -> None:
         """Let go of what is the parent's: its leases, its inserts, its thread, and a lock it may have held."""
         self._lock, self._wake = threading.Lock(), threading.Event()
-        self._leases, self._inserts, self._thread = {}, set(), None
+        self._leases, self._inserts, self._pins, self._thread = {}, set(), {}, None
 
     def hold_lease(self, lease: Lease) -> None:
         """Renew a lease from now on."""
         with self._lock:
             self._leases[lease.id] = lease
+        self._start()
+
+    def hold_pin(self, pin: HeldPin) -> None:
+        """Renew a lease on topics from now on."""
+        with self._lock:
+            self._pins[pin.id] = pin
         self._start()
 
     def hold_insert(self, commit_id: str) -> None:
@@ -50,6 +69,7 @@ class Renewals:
         """Renew a lease or an insert no more."""
         with self._lock:
             self._leases.pop(held, None)
+            self._pins.pop(held, None)
             self._inserts.discard(held)
 
     def leases(self) -> list[Lease]:
@@ -58,7 +78,11 @@ class Renewals:
             return list(self._leases.values())
 
     def close(self) -> None:
-        """Stop the thread."""
+        """Let go of topics that are still read, and stop the thread."""
+        with self._lock:
+            pins = list(self._pins.values())
+        for pin in pins:
+            pin.close()
         self._closed = True
         self._wake.set()
         thread = self._thread
@@ -86,13 +110,18 @@ class Renewals:
 
     def renew(self) -> None:
         """Renew all that is held, now."""
-        settings = self._registry.settings
         now = self._registry.clock.now_ms()
         with self._lock:
             leases = {lease.id: lease for lease in self._leases.values() if lease.may_be_renewed(now)}
             inserts = sorted(self._inserts)
-        if not leases and not inserts:
-            return
+            pins = list(self._pins.values())
+        if leases or inserts:
+            self._renew(leases, inserts)
+        for pin in pins:
+            pin.renew()
+
+    def _renew(self, leases: dict[str, Lease], inserts: list[str]) -> None:
+        settings = self._registry.settings
 
         def work(transaction: Transaction) -> set[str]:
             for commit_id in inserts:

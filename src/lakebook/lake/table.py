@@ -44,6 +44,7 @@ from lakebook.registry.tables import (
     change_schema,
     current_table,
     list_metadata,
+    refuse_mirror,
 )
 
 if TYPE_CHECKING:
@@ -236,6 +237,7 @@ class Table:
         If the schema has changed meanwhile nothing happens and `SchemaChanged` is raised.
         """
         record = self._current()
+        refuse_mirror(record)
         shape = self._lake.shape_of(record, record.schema_version)
         protected = {field.source_id: "the table is partitioned by it" for field in shape.spec.fields}
         protected |= {field.source_id: "the table is sorted by it" for field in shape.order.fields}
@@ -383,6 +385,7 @@ class Table:
         """Insert record by record: rows become files by size, count or age, also when nothing arrives."""
         if self._record.format != PARQUET:
             raise InvalidInput("only tables of format parquet have an appender", on=self._record.shown)
+        refuse_mirror(self._record)
         return Appender(
             self._lake,
             self._current(),

@@ -7,7 +7,7 @@ over fences the former holder's commit, so that it cannot land late.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -16,9 +16,12 @@ import sqlalchemy as sa
 
 from lakebook.clock import to_datetime
 from lakebook.errors import AppendTurnHeld, AppendTurnLost, InvalidSegment, ProducerFenced, SequenceConflict
+from lakebook.names import shown
 from lakebook.registry import schema
 from lakebook.registry.changes import row_of
 from lakebook.registry.commits import STATE_OF_COMMIT, abort_commit, open_commit_row
+from lakebook.registry.databases import Failure
+from lakebook.registry.footers import insert_footers
 from lakebook.registry.partitions import PARTITION_ROW, locked_partition
 from lakebook.registry.schema import MAX_INTEGER
 from lakebook.registry.segments import (
@@ -29,16 +32,19 @@ from lakebook.registry.segments import (
     record_segments,
     segment_from,
 )
-from lakebook.registry.statements import Statement, bind, insert_into
-from lakebook.registry.temporary_files import FILES_AMONG
+from lakebook.registry.statements import ONE, POSTGRESQL, SQLITE, ZERO, Statement, among, bind, insert_into
+from lakebook.registry.stream_folders import end_folder, end_folders_of, open_turn_folder, turn_folder
 from lakebook.registry.topics import SHARE_TOPIC_BY_ID, not_found, share_topic
-from lakebook.registry.transactions import NoEffect, Reader, Transaction, new_id
+from lakebook.registry.transactions import NoEffect, Reader, Transaction, TryAgain, new_id
 
 APPEND = "append"
 
 _a = schema.append_turns.c
 _pr = schema.producers.c
 _b = schema.producer_batches.c
+_s = schema.segments.c
+_f = schema.stream_folders.c
+_p = schema.partitions.c
 
 TURN = Statement(
     sa.select(_a.token, _a.holder, _a.commit_id, _a.expires_at).where(
@@ -60,10 +66,48 @@ UPDATE_TURN = Statement(
     "number",
 )
 OPEN_TURNS = Statement(
-    sa.select(_a.commit_id).where(_a.topic_id == bind("of_topic"), _a.commit_id.is_not(None)), "of_topic"
+    # In the order in which a batch takes them.
+    sa.select(_a.commit_id).where(_a.topic_id == bind("of_topic"), _a.commit_id.is_not(None)).order_by(_a.partition_id),
+    "of_topic",
 )
 DELETE_TURNS = Statement(sa.delete(schema.append_turns).where(_a.topic_id == bind("of_topic")), "of_topic")
 DELETE_BATCHES = Statement(sa.delete(schema.producer_batches).where(_b.topic_id == bind("of_topic")), "of_topic")
+# By the folders that are not ended, of which there is one per turn that somebody holds.
+EXPIRED_TURNS = Statement(
+    sa.select(_a.topic_id, _a.partition_id, _a.token, _a.holder, _a.commit_id, _p.object_id)
+    .select_from(
+        schema.stream_folders.join(
+            schema.append_turns,
+            sa.and_(_a.topic_id == _f.topic_id, _a.partition_id == _f.partition_id, _a.token == _f.token),
+        ).join(schema.partitions, sa.and_(_p.topic_id == _a.topic_id, _p.partition_id == _a.partition_id))
+    )
+    .where(_f.ended_at.is_(None), _a.holder.is_not(None), _a.expires_at <= bind("silent_since"))
+    .limit(bind("most", sa.Integer))
+    .offset(ZERO),
+    "silent_since",
+    "most",
+)
+
+
+def _left_behind(database: str) -> sa.CompoundSelect[Any]:
+    tables = (schema.retired_segments, schema.temporary_files, schema.table_files)
+    return sa.union_all(
+        *(sa.select(table.c.file_path).where(among(table.c.file_path, "paths", database)) for table in tables)
+    )
+
+
+#: Files of segments that a merge or retention has taken.
+LEFT_BEHIND = Statement(_left_behind(SQLITE), "paths", postgresql=_left_behind(POSTGRESQL))
+HOLDING = Statement(
+    sa.select(_s.end_offset, _s.producer_id)
+    .where(_s.topic_id == bind("of_topic"), _s.partition_id == bind("number"), _s.base_offset <= bind("offset"))
+    .order_by(_s.base_offset.desc())
+    .limit(ONE)
+    .offset(ZERO),
+    "of_topic",
+    "number",
+    "offset",
+)
 SHARE_PRODUCER = Statement(
     sa.select(_pr.epoch).where(_pr.producer_id == bind("producer")).with_for_update(read=True, key_share=True),
     "producer",
@@ -120,6 +164,11 @@ class AppendTurn:
     #: For how long an append renews it.
     seconds: float
 
+    @property
+    def folder(self) -> str:
+        """Where the files of its segments are written: what lies there counts for nobody once the turn is lost."""
+        return turn_folder(self.topic_id, self.partition_id, self.token)
+
 
 @dataclass(frozen=True)
 class AppendResult:
@@ -154,9 +203,13 @@ def claim_turn(transaction: Transaction, topic: str, number: int, holder: str, s
     if current != turn:
         _refuse_if_held(transaction, current, topic, number, holder, renewed=True)
         if current is not None and current[2] is not None:
-            abort_commit(transaction, current[2])
+            # Renewed, and run out again since. Whoever uses this commit waits for the partition: begin anew.
+            raise TryAgain(Failure.BUSY)
     token = 1 if current is None else current[0] + 1
-    return _hold(
+    if current is not None:
+        end_folder(transaction, turn_folder(topic_id, number, current[0]))
+    open_turn_folder(transaction, topic_id, number, token)
+    return hold_turn(
         transaction, partition, topic, token, holder, seconds, partition["high_watermark"], new=current is None
     )
 
@@ -175,7 +228,7 @@ def _refuse_if_held(
         )
 
 
-def _hold(
+def hold_turn(
     transaction: Transaction,
     partition: dict[str, Any],
     topic: str,
@@ -186,6 +239,7 @@ def _hold(
     *,
     new: bool = False,
 ) -> AppendTurn:
+    """Let a holder have the turn from now on, with a commit for its next append."""
     topic_id, number = partition["topic_id"], partition["partition_id"]
     commit_id = new_id()
     open_commit_row(transaction, commit_id, APPEND)
@@ -206,13 +260,46 @@ def release_turn(transaction: Transaction, turn: AppendTurn) -> bool:
     current = transaction.one(TURN, turn.topic_id, turn.partition_id)
     if current is None or current[0] != turn.token:
         return False
-    now = transaction.clock.now_ms()
-    transaction.run(UPDATE_TURN, turn.token, None, None, now, turn.topic_id, turn.partition_id)
+    _give_up(transaction, turn.topic_id, turn.partition_id, turn.token)
     return True
 
 
+def _give_up(transaction: Transaction, topic_id: int, number: int, token: int) -> None:
+    """Let nobody hold a turn, whose commit was aborted. The token stays, so that the next one is larger."""
+    transaction.run(UPDATE_TURN, token, None, None, transaction.clock.now_ms(), topic_id, number)
+    end_folder(transaction, turn_folder(topic_id, number, token))
+
+
+def expire_turns(transaction: Transaction, silent_since: int, most: int) -> int:
+    """Release turns that ran out before a time and that nobody took over, so that their folders end; how many."""
+    found = transaction.all(EXPIRED_TURNS, silent_since, most)
+    live = {
+        topic_id
+        for topic_id in sorted({row[0] for row in found})
+        if transaction.one(SHARE_TOPIC_BY_ID, topic_id) is not None
+    }
+    released = 0
+    # In the order in which several turns are claimed.
+    for topic_id, number, token, holder, commit_id, object_id in sorted(found, key=lambda row: row[-1]):
+        if topic_id not in live:
+            continue  # Its deletion ends its folders.
+        if commit_id is not None:
+            abort_commit(transaction, commit_id)
+        transaction.lock(object_id)
+        current = transaction.one(TURN, topic_id, number)
+        if current is not None and current[:2] == (token, holder) and current[3] <= silent_since:
+            _give_up(transaction, topic_id, number, token)
+            released += 1
+    return released
+
+
 def append_segments(
-    transaction: Transaction, turn: AppendTurn, segments: Sequence[SegmentInfo], *, warehouse: str
+    transaction: Transaction,
+    turn: AppendTurn,
+    segments: Sequence[SegmentInfo],
+    *,
+    warehouse: str,
+    footers: Mapping[str, bytes],
 ) -> AppendResult:
     """Record segments under a turn. The transaction has just flipped the turn's commit row."""
     topic = transaction.one(SHARE_TOPIC_BY_ID, turn.topic_id)
@@ -221,15 +308,54 @@ def append_segments(
     if segments[0].producer_id is not None and segments[0].producer_epoch is not None:
         enter_epoch(transaction, segments[0].producer_id, segments[0].producer_epoch)
     partition = locked_partition(transaction, turn.topic, turn.topic_id, turn.partition_id)
+    require_turn(transaction, turn)
+    _refuse_landed(transaction, partition, segments)
+    recorded = record_segments(transaction, partition, segments, commit_id=turn.commit_id, warehouse=warehouse)
+    add_footers(transaction, recorded, footers)
+    _remember_batch(transaction, partition, recorded)
+    return AppendResult(tuple(recorded), renewed_turn(transaction, partition, turn, recorded))
+
+
+def require_turn(transaction: Transaction, turn: AppendTurn) -> None:
+    """Refuse a turn that has passed on; the partition is locked."""
     current = transaction.one(TURN, turn.topic_id, turn.partition_id)
     if current is None or current[0] != turn.token or current[1] != turn.holder:
         raise turn_lost(turn)
-    _refuse_landed(transaction, partition, segments)
-    recorded = record_segments(transaction, partition, segments, commit_id=turn.commit_id, warehouse=warehouse)
-    _remember_batch(transaction, partition, recorded)
+
+
+def renewed_turn(
+    transaction: Transaction, partition: dict[str, Any], turn: AppendTurn, recorded: Sequence[SegmentInfo]
+) -> AppendTurn:
+    """The turn for the next append, after one has recorded segments."""
     watermark = recorded[-1].end_offset + 1
-    renewed = _hold(transaction, partition, turn.topic, turn.token, turn.holder, turn.seconds, watermark)
-    return AppendResult(tuple(recorded), renewed)
+    return hold_turn(transaction, partition, turn.topic, turn.token, turn.holder, turn.seconds, watermark)
+
+
+def add_footers(transaction: Transaction, segments: Sequence[SegmentInfo], footers: Mapping[str, bytes]) -> None:
+    """Keep the footers of new segments, by their paths. A segment without one has no file of ours."""
+    insert_footers(
+        transaction,
+        [
+            (segment.s3_key, footers[segment.s3_key], segment.record_count, segment.size_bytes)
+            for segment in segments
+            if segment.s3_key in footers
+        ],
+    )
+
+
+def check_footers(segments: Sequence[SegmentInfo], footers: Mapping[str, bytes], *folders: str) -> None:
+    """Refuse footers of other files, and files that lie in no folder whose fence is that of this write."""
+    if strange := footers.keys() - {segment.s3_key for segment in segments}:
+        raise InvalidSegment(f"the footer of {shown(min(strange))} belongs to no segment", on="segments")
+    for path, footer in footers.items():
+        if not isinstance(footer, bytes) or not footer:
+            raise InvalidSegment(f"the footer of {shown(path)} has no bytes", on="segments")
+        if not path.startswith(tuple(f"{folder}/" for folder in folders)):
+            raise InvalidSegment(
+                f"the file {shown(path)} lies outside the folder of its write",
+                on="segments",
+                remedy=f"Write it to {folders[0]}: elsewhere it may have been swept",
+            )
 
 
 def turn_lost(turn: AppendTurn) -> AppendTurnLost:
@@ -252,26 +378,32 @@ def landed_before(reader: Reader, turn: AppendTurn, segments: Sequence[SegmentIn
     landed = [_landed_segment(reader, turn, segment) for segment in segments]
     if None in landed:
         return None
-    turn = replace(turn, next_offset=row["high_watermark"])
+    turn = current_turn(reader, turn, row["high_watermark"])
+    return AppendResult(tuple(segment for segment in landed if segment is not None), turn, duplicate=True)
+
+
+def current_turn(reader: Reader, turn: AppendTurn, next_offset: int) -> AppendTurn:
+    """A turn as it is after appends whose results are not known, if it is still held."""
+    turn = replace(turn, next_offset=next_offset)
     current = reader.one(TURN, turn.topic_id, turn.partition_id)
     if current is not None and current[:2] == (turn.token, turn.holder) and current[2] is not None:
         turn = replace(turn, commit_id=current[2], expires_at=to_datetime(current[3]))
-    return AppendResult(tuple(segment for segment in landed if segment is not None), turn, duplicate=True)
+    return turn
 
 
 def _landed_segment(reader: Reader, turn: AppendTurn, segment: SegmentInfo) -> SegmentInfo | None:
     row = reader.one(FIND_BY_BASE, turn.topic_id, turn.partition_id, segment.base_offset)
-    if row is not None:
-        same = row[-1] == turn.commit_id and row[S3_KEY] == segment.s3_key
-        return segment_from(row[:-1]) if same else None
-    # Retention may have removed it. That the offsets are gone proves nothing about this segment: a
-    # turn that was used before may be given with another one. Its file, which waits, does.
-    waiting = reader.one(FILES_AMONG, reader.listed([segment.s3_key]))
-    return segment if waiting is not None else None
+    if row is not None and row[-1] == turn.commit_id and row[S3_KEY] == segment.s3_key:
+        return segment_from(row[:-1])
+    # Retention or a merge may have taken it. That its offsets are gone, or in another segment, proves
+    # nothing about this one: a turn that was used before may be given with another. Its file does.
+    left = reader.one(LEFT_BEHIND, reader.listed([segment.s3_key]))
+    return segment if left is not None else None
 
 
 def forget_turns(transaction: Transaction, topic_id: int) -> None:
     """Delete the turns and producers' batches of a hidden topic, and fence what was under way."""
+    end_folders_of(transaction, topic_id)
     for (commit_id,) in transaction.all(OPEN_TURNS, topic_id):
         abort_commit(transaction, commit_id)
     transaction.run(DELETE_TURNS, topic_id)
@@ -362,10 +494,21 @@ def _landed_batch(
     assert segment.first_sequence is not None and segment.last_sequence is not None
     if not last["first_sequence"] <= segment.first_sequence <= segment.last_sequence <= last["last_sequence"]:
         return None
-    # The last append is remembered as a whole, also when retention has taken its segments.
+    # The last append is remembered as a whole, also when retention or a merge has taken its segments.
     base = last["base_offset"] + segment.first_sequence - last["first_sequence"]
     end = base + segment.record_count - 1
-    return replace(segment, base_offset=base, end_offset=end) if end < partition["log_start"] else None
+    taken = end < partition["log_start"] or _is_merged(transaction, partition, base, end)
+    return replace(segment, base_offset=base, end_offset=end) if taken else None
+
+
+def _is_merged(transaction: Transaction, partition: dict[str, Any], base: int, end: int) -> bool:
+    """Whether offsets that a producer's batch had are now in segments of no producer."""
+    where = (partition["topic_id"], partition["partition_id"])
+    for offset in (base, end):
+        row = transaction.one(HOLDING, *where, offset)
+        if row is None or row[0] < offset or row[1] is not None:
+            return False
+    return True
 
 
 def _check_next(segment: SegmentInfo, expected: int) -> None:

@@ -35,13 +35,14 @@ _HOUR = FENCE_KEPT_MS
 _DAY = 24 * _HOUR
 
 # How long finished rows are kept, by kind and by how they ended; those of other kinds, for good. No row goes
-# while an attempt's row or an append turn names it. Who else may ask, and why it does no harm:
+# while an attempt's row, an append turn or a folder of segments names it. Who else may ask, and why it does no harm:
 # - Whoever lost the connection during COMMIT asks for at most `retry_seconds`, and hears that the outcome is
 #   unknown if there is no row any more.
 # - `append`: a call that is repeated finds what landed by the segments themselves, or by its file, which waits.
-# - `table`, `schema`: nobody keeps the id beyond the call.
+# - `table`, `schema`, `mirror`: nobody keeps the id beyond the call.
 # - `insert`, `rewrite`, `compaction`: an appender that lost its registry keeps asking how its last commit
 #   ended, and its rows with it. The others do not ask after their call.
+# - `merge`, `batch`: a batch that is repeated is known by its sink, or by this row; a merge by its file.
 # - `publish`: if it was committed, its metadata files have rows; nobody asks.
 # - An attempt that was frozen until others had aborted, swept and forgotten it asks when it wakes, and removes
 #   what it still writes because it hears that it was aborted. So that is remembered for longer.
@@ -50,9 +51,9 @@ _DAY = 24 * _HOUR
 # A client whose clock is slow by hours lets its rows look older: then it hears "unknown", and never a wrong answer.
 _ENDS = ("committed", "aborted")
 _KEPT = {
-    **{(kind, state): _HOUR for kind in ("append", "table", "schema") for state in _ENDS},
-    **{(kind, "committed"): _DAY for kind in ("insert", "rewrite", "compaction")},
-    **{(kind, "aborted"): 30 * _DAY for kind in ("insert", "rewrite", "compaction", "publish")},
+    **{(kind, state): _HOUR for kind in ("append", "table", "schema", "mirror") for state in _ENDS},
+    **{(kind, "committed"): _DAY for kind in ("insert", "rewrite", "compaction", "merge", "batch")},
+    **{(kind, "aborted"): 30 * _DAY for kind in ("insert", "rewrite", "compaction", "publish", "merge", "batch")},
     ("publish", "committed"): _HOUR,
 }
 # A write that opens its row and then commits it takes seconds. One that has not for a day is dead.
@@ -135,6 +136,8 @@ _named_by_attempt = sa.exists(
 )
 _turns = schema.append_turns.c
 _named_by_turn = _c.id.in_(sa.select(_turns.commit_id).where(_turns.commit_id.is_not(None)))
+_folders = schema.stream_folders.c
+_named_by_folder = _c.id.in_(sa.select(_folders.commit_id).where(_folders.commit_id.is_not(None)))
 _has_files = sa.exists(
     sa.select(ONE)
     .select_from(schema.table_files)
@@ -151,6 +154,7 @@ PRUNE_COMMITS = Statement(
                 _c.state == bind("in_state"),
                 sa.not_(_named_by_attempt),
                 sa.not_(_named_by_turn),
+                sa.not_(_named_by_folder),
                 sa.or_(_c.state == "committed", sa.not_(_has_files)),
             )
             .order_by(_c.finished_at)
@@ -174,6 +178,7 @@ ABORT_FORSAKEN = Statement(
                 _c.opened_at < DATABASE_TIME - bind("silent", sa.BigInteger),
                 sa.not_(_named_by_attempt),
                 sa.not_(_named_by_turn),
+                sa.not_(_named_by_folder),
             )
             .order_by(_c.opened_at)
             .limit(bind("most", sa.Integer))
@@ -225,8 +230,9 @@ def is_doubtful(written_at: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
 def abort_forsaken(transaction: Transaction, most: int) -> int:
     """Abort commits of writers that died before they used them; how many.
 
-    Those of attempts are settled by a sweep, and the one that an append turn names when the turn passes on:
-    at most one per partition stays open for long. Aborting is safe at any time: a writer that lives begins again.
+    Those of attempts and folders are settled by a sweep, and the one that an append turn names when the turn
+    passes on: at most one per partition stays open for long. Aborting is safe at any time: a writer that lives
+    begins again.
     """
     return transaction.run(ABORT_FORSAKEN, transaction.clock.now_ms(), _FORSAKEN_MS, most)
 

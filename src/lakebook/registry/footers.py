@@ -34,6 +34,10 @@ _get_footers = {
     database: sa.select(*_FOOTER).where(among(_m.file_path, "paths", database)) for database in (SQLITE, POSTGRESQL)
 }
 GET_FOOTERS = Statement(_get_footers[SQLITE], "paths", postgresql=_get_footers[POSTGRESQL])
+_paths_with_footer = {
+    database: sa.select(_m.file_path).where(among(_m.file_path, "paths", database)) for database in (SQLITE, POSTGRESQL)
+}
+PATHS_WITH_FOOTER = Statement(_paths_with_footer[SQLITE], "paths", postgresql=_paths_with_footer[POSTGRESQL])
 _delete_footers = {
     database: sa.delete(schema.partition_metadata).where(among(_m.file_path, "paths", database))
     for database in (SQLITE, POSTGRESQL)
@@ -98,6 +102,11 @@ def load_footers(reader: Reader, paths: Iterable[str]) -> dict[str, StoredFooter
             footer = _footer(row)
             found[footer.file_path] = footer
     return found
+
+
+def paths_with_footer(reader: Reader, paths: Iterable[str]) -> set[str]:
+    """Which of these files have a footer here."""
+    return {row[0] for some in _batches(paths) for row in reader.all(PATHS_WITH_FOOTER, reader.listed(some))}
 
 
 def delete_partition_metadata_batch(transaction: Transaction, paths: Iterable[str]) -> int:

@@ -32,6 +32,8 @@ _t = schema.topics.c
 _p = schema.partitions.c
 _g = schema.consumer_groups.c
 _o = schema.consumer_offsets.c
+_m = schema.group_members.c
+_a = schema.group_assignments.c
 
 GROUP_ROW = Statement(sa.select(schema.consumer_groups).where(_g.group_id == bind("group")), "group")
 OFFSET_ROW = Statement(
@@ -149,6 +151,42 @@ LIST_GROUPS = Statement(
     .offset(ZERO),
     "after",
     "most",
+)
+OWNED_BY = Statement(
+    sa.select(_a.topic_id, _a.partition_id).where(
+        _a.consumer_group_id == bind("group_key"), _a.member_id == bind("member")
+    ),
+    "group_key",
+    "member",
+)
+# A group that has been shared out here keeps its assignments, without owners, when its last member leaves.
+UNATTENDED = Statement(
+    sa.select(_g.id).where(
+        _g.id == bind("group_key"),
+        ~sa.exists().where(_m.consumer_group_id == _g.id),
+        sa.exists().where(_a.consumer_group_id == _g.id),
+    ),
+    "group_key",
+)
+DELETE_MEMBERS = Statement(
+    sa.delete(schema.group_members).where(_m.consumer_group_id == bind("group_key")), "group_key"
+)
+DELETE_ASSIGNMENTS = Statement(
+    sa.delete(schema.group_assignments).where(_a.consumer_group_id == bind("group_key")), "group_key"
+)
+# Members that have been silent for as long are none any more.
+_forgotten = (
+    _g.updated_at < bind("before"),
+    ~sa.exists().where(_o.consumer_group_id == _g.id, _o.committed_at >= bind("before")),
+    ~sa.exists().where(_m.consumer_group_id == _g.id, _m.expires_at >= bind("before")),
+)
+FORGOTTEN_GROUPS = Statement(
+    sa.select(_g.object_id).where(*_forgotten).order_by(_g.object_id).limit(bind("most", sa.Integer)).offset(ZERO),
+    "before",
+    "most",
+)
+FORGOTTEN_GROUP = Statement(
+    sa.select(schema.consumer_groups).where(_g.object_id == bind("of_object"), *_forgotten), "of_object", "before"
 )
 INSERT_RESET = insert_into(
     schema.offset_resets,
@@ -309,19 +347,42 @@ def begin_generation(transaction: Transaction, group: str) -> int:
 
 
 def commit_offsets(
-    transaction: Transaction, group: str, commits: Sequence[OffsetCommit], generation: int | None
+    transaction: Transaction,
+    group: str,
+    commits: Sequence[OffsetCommit],
+    generation: int | None,
+    member: str | None = None,
 ) -> list[OffsetCommit]:
-    """Commit offsets of one group, all or none."""
+    """Commit offsets of one group, all or none; with `member`, only on partitions that it owns."""
     # Topics before the group: the order in which everything that takes both takes them.
     topics = {name: share_topic(transaction, name) for name in sorted({commit.topic for commit in commits})}
     row = locked_group(transaction, group, create=True)
-    if (generation or 0) != row["generation"]:
-        raise GenerationFenced(
-            f"the group is at generation {row['generation']}, not {generation or 0}",
-            on=f"group {group}",
-            remedy="Join the group again; another member reads these partitions now",
-        )
+    _check_generation(transaction, row, generation, member)
+    if member is not None:
+        owned = set(transaction.all(OWNED_BY, row["id"], member))
+        for commit in commits:
+            if (topics[commit.topic]["id"], commit.partition_id) not in owned:
+                raise GenerationFenced(
+                    f"the member {member} does not own {commit.topic}/{commit.partition_id}",
+                    on=f"group {group}",
+                    remedy="Sync with the group; another member reads this partition now",
+                )
     return [_commit(transaction, row, topics[commit.topic], commit) for commit in commits]
+
+
+def _check_generation(
+    transaction: Transaction, group: dict[str, Any], generation: int | None, member: str | None
+) -> None:
+    """Refuse a commit of another generation; one of nobody in particular needs a group without members."""
+    if (generation or 0) == group["generation"]:
+        return
+    if generation is None and member is None and transaction.one(UNATTENDED, group["id"]) is not None:
+        return
+    raise GenerationFenced(
+        f"the group is at generation {group['generation']}, not {generation or 0}",
+        on=f"group {group['group_id']}",
+        remedy="Join the group again; another member reads these partitions now",
+    )
 
 
 def _commit(
@@ -423,9 +484,29 @@ def _place_of(transaction: Transaction, partition: dict[str, Any], topic: str, t
 
 
 def delete_group(transaction: Transaction, group: str) -> None:
-    """Delete a group with its offsets; a new one of that name inherits nothing."""
-    row = locked_group(transaction, group, create=False)
+    """Delete a group with its offsets and members; a new one of that name inherits nothing."""
+    _delete(transaction, locked_group(transaction, group, create=False))
+
+
+def expire_groups(transaction: Transaction, kept: float, most: int) -> int:
+    """Delete at most so many groups that have had no members, commits or changes for `kept` seconds."""
+    before = transaction.clock.now_ms() - round(kept * 1000)
+    found = [row[0] for row in transaction.all(FORGOTTEN_GROUPS, before, most)]
+    transaction.lock(*found)
+    deleted = 0
+    for object_id in found:
+        # Asked again under its lock: a member may have joined, or a commit may have landed.
+        row = transaction.one(FORGOTTEN_GROUP, object_id, before)
+        if row is not None:
+            _delete(transaction, row_of(schema.consumer_groups, row))
+            deleted += 1
+    return deleted
+
+
+def _delete(transaction: Transaction, row: dict[str, Any]) -> None:
     object_id = row["object_id"]
+    transaction.run(DELETE_MEMBERS, row["id"])
+    transaction.run(DELETE_ASSIGNMENTS, row["id"])
     offsets = [row_of(schema.consumer_offsets, offset) for offset in transaction.all(OFFSETS_OF_GROUP, row["id"])]
     if offsets:
         delete_rows(transaction, object_id, schema.consumer_offsets, offsets)

@@ -145,7 +145,9 @@ KNOWN_PATHS = _among_any(
     schema.temporary_files.c.file_path,
 )
 # Not by an index of its own: only for the few that nobody else knows.
-KNOWN_ELSEWHERE = _among_any(schema.segments.c.s3_key, schema.lakehouse_partitions.c.file_path)
+KNOWN_ELSEWHERE = _among_any(
+    schema.segments.c.s3_key, schema.retired_segments.c.file_path, schema.lakehouse_partitions.c.file_path
+)
 FOLDERS_AMONG = _among_any(_i.folder)
 
 

@@ -30,7 +30,7 @@ DONE, FAILED, YIELDED = "done", "failed", "yielded"
 REFRESH, TAG = "refresh", "tag"
 
 #: Components that are told of events; what they did not act on while they rested, a refresh makes up for.
-TOLD_OF_EVENTS = ("iceberg_updater", "compactor", "snapshotter", "orchestrator")
+TOLD_OF_EVENTS = ("iceberg_updater", "compactor", "snapshotter", "orchestrator", "topic_publisher")
 
 # An error's text may quote what it failed on.
 _LONGEST_TEXT = 1000

@@ -32,6 +32,7 @@ from lakebook.registry.publishing import (
     retire_metadata,
 )
 from lakebook.registry.statements import POSTGRESQL, SQLITE, Statement, among, bind, insert_into
+from lakebook.registry.stream_folders import RETIRED_AMONG
 from lakebook.registry.sweeps import same_sweep
 from lakebook.registry.table_files import (
     RANGES_AMONG,
@@ -48,6 +49,7 @@ from lakebook.registry.tables import (
     locked_table,
     metadata_from,
     record_version,
+    refuse_mirror,
 )
 from lakebook.registry.transactions import NoEffect, Reader, Transaction
 
@@ -164,6 +166,8 @@ def apply_outside(
     transaction: Transaction, table: TableRecord, made: OutsideCommit, commit_id: str, grace: float, debt: float
 ) -> int:
     """Enter the commit of an outside engine, or nothing of it; the newest version then."""
+    if made.versions or made.branch_files:
+        refuse_mirror(table)
     before = locked_table(transaction, table)
     version: int = before["version"]
     if made.versions and version != made.version:
@@ -299,6 +303,7 @@ def _live_ids(transaction: Transaction, table: TableRecord, paths: Sequence[str]
 _USES = (
     (METADATA_AMONG, "it is a metadata file"),
     (SEGMENTS_AMONG, "it is a topic's segment"),
+    (RETIRED_AMONG, "it was a topic's segment"),
     (RANGES_AMONG, "it is a view's"),
 )
 _NEW_FILES = "Write new files under the table's location"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from lakebook.names import shown
 from lakebook.registry import schema
 from lakebook.registry.changes import row_of
 from lakebook.registry.schema import MAX_INTEGER
-from lakebook.registry.statements import POSTGRESQL, SQLITE, ZERO, Statement, bind, wanted
+from lakebook.registry.statements import POSTGRESQL, SQLITE, ZERO, Statement, among, bind, wanted
 from lakebook.registry.transactions import Row, Transaction
 
 _t = schema.topics.c
@@ -25,6 +26,10 @@ _of_live_topic = (
 )
 
 GET_PARTITION = Statement(_of_live_topic.where(_p.partition_id == bind("number")), "name", "number")
+# With a time that every change of the partition moves, a merge of its segments too.
+WATCH_PARTITION = Statement(
+    _of_live_topic.where(_p.partition_id == bind("number")).add_columns(_p.updated_at), "name", "number"
+)
 LIST_PARTITIONS = Statement(
     _of_live_topic.where(_p.partition_id > bind("after"))
     .order_by(_p.partition_id)
@@ -52,6 +57,13 @@ PARTITION_ROW = Statement(
     "topic_id",
     "number",
 )
+_rows_among = {
+    database: sa.select(schema.partitions).where(
+        _p.topic_id == bind("topic_id"), among(_p.partition_id, "numbers", database)
+    )
+    for database in (SQLITE, POSTGRESQL)
+}
+PARTITION_ROWS = Statement(_rows_among[SQLITE], "topic_id", "numbers", postgresql=_rows_among[POSTGRESQL])
 
 
 @dataclass(frozen=True)
@@ -92,6 +104,18 @@ def partition_row(transaction: Transaction, topic: str, topic_id: int, number: i
     if row is None:
         raise no_partition(topic, number)
     return row_of(schema.partitions, row)
+
+
+def partition_rows(
+    transaction: Transaction, topic: str, topic_id: int, numbers: Sequence[int]
+) -> dict[int, dict[str, Any]]:
+    """The rows of several partitions as they are now, by their numbers."""
+    found = transaction.all(PARTITION_ROWS, topic_id, transaction.listed(numbers))
+    rows = {row["partition_id"]: row for row in (row_of(schema.partitions, values) for values in found)}
+    for number in numbers:
+        if number not in rows:
+            raise no_partition(topic, number)
+    return rows
 
 
 def locked_partition(transaction: Transaction, topic: str, topic_id: int, number: int) -> dict[str, Any]:

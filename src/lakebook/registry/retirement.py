@@ -9,7 +9,8 @@ Of a path that somebody else chose, a row stays for a day after that: a cleaner 
 about to delete the object, and must not meet a new one that was added under the same path meanwhile.
 
 A file that a rollback has revived has several rows. Only the last of them hands the file over;
-the others just go.
+the others just go. A topic's segment that is a file of the topic's table goes when both have let go
+of it: whoever is last hands it over, and both decide under the table's lock.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from lakebook.registry.publishing import (
     retire_metadata,
 )
 from lakebook.registry.statements import ONE, POSTGRESQL, SQLITE, ZERO, Statement, among, bind
+from lakebook.registry.stream_folders import segment_paths
 from lakebook.registry.sweeps import ADVANCE_SWEEPS
 from lakebook.registry.table_files import CHUNK, FILES_BY_PATH, chunks, file_update
 from lakebook.registry.tables import TABLE_ROW
@@ -506,12 +508,13 @@ def _retire(
 ) -> list[dict[str, Any]]:
     """Retire rows of a table, and hand their files over; which those are.
 
-    A file that has another row, or is in a branch, is still needed: then the row goes, and the file stays.
+    A file that has another row, is in a branch or is a topic's, is still needed: then the row goes, and the
+    file stays.
     """
     if not files:
         return []
     table_id, object_id = table["id"], table["object_id"]
-    handed, surplus = _parted(transaction, table_id, files)
+    handed, surplus = _parted(transaction, table, files)
     if surplus:
         transaction.run(DELETE_STATS, table_id, transaction.listed([row["id"] for row in surplus]))
         delete_rows(transaction, object_id, schema.table_files, surplus)
@@ -538,12 +541,15 @@ def _retire(
 
 
 def _parted(
-    transaction: Transaction, table_id: int, files: Sequence[dict[str, Any]]
+    transaction: Transaction, table: dict[str, Any], files: Sequence[dict[str, Any]]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Rows that hand their file over, and rows that just go, because another one has the file."""
+    table_id = table["id"]
     going = {row["id"] for row in files}
     paths = list(dict.fromkeys(row["file_path"] for row in files))
-    in_branches = {row[0] for row in transaction.all(BRANCH_FILES_AMONG, transaction.listed(paths))}
+    elsewhere = {row[0] for row in transaction.all(BRANCH_FILES_AMONG, transaction.listed(paths))}
+    if table["topic_id"] is not None:
+        elsewhere |= segment_paths(transaction, paths)
     everything = _rows_by_path(transaction, paths)
     handed: list[dict[str, Any]] = []
     surplus: list[dict[str, Any]] = []
@@ -553,7 +559,7 @@ def _parted(
         others = [row for row in everything[path] if row["table_id"] != table_id or row["id"] not in going]
         # One that was retired when the file was revived says nothing any more.
         surplus += [row for row in own if row["id"] not in going and row["retired_at"] is not None]
-        if path in in_branches or any(row["retired_at"] is None for row in others):
+        if path in elsewhere or any(row["retired_at"] is None for row in others):
             surplus += mine
         else:
             handed.append(mine[-1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -24,11 +24,13 @@ from lakebook.names import MAX_NAME, check_id, check_path, is_moment, shown
 from lakebook.registry import schema
 from lakebook.registry.changes import delete_rows, insert_rows, row_of, update_row
 from lakebook.registry.databases import Failure
+from lakebook.registry.mirrors import kept_by_tables
 from lakebook.registry.offsets import MAX_OFFSET, check_offset
 from lakebook.registry.partitions import asked_for, locked_partition
 from lakebook.registry.schema import MAX_BIGINT, MAX_INTEGER
 from lakebook.registry.statements import ONE, POSTGRESQL, SQLITE, ZERO, Statement, among, bind
 from lakebook.registry.temporary_files import USED_BY_OTHERS, add_temporary_files
+from lakebook.registry.topic_leases import pinned_from
 from lakebook.registry.transactions import Reader, Row, Transaction, new_ids
 
 _t = schema.topics.c
@@ -82,6 +84,8 @@ _SEGMENT = (
     _s.first_sequence,
     _s.last_sequence,
 )
+#: What `segment_from` takes, of segments and topics.
+SEGMENT_COLUMNS = _SEGMENT
 _FIELDS = tuple(SegmentInfo.__dataclass_fields__)
 _CREATED, _MIN, _MAX = (_FIELDS.index(name) for name in ("created_at", "min_timestamp", "max_timestamp"))
 BASE_OFFSET, END_OFFSET, S3_KEY = (_FIELDS.index(name) for name in ("base_offset", "end_offset", "s3_key"))
@@ -223,28 +227,42 @@ _paths_among = {
     for database in (SQLITE, POSTGRESQL)
 }
 PATHS_AMONG = Statement(_paths_among[SQLITE], "bucket", "paths", postgresql=_paths_among[POSTGRESQL])
+_of_partition = (_s.topic_id == bind("topic_id"), _s.partition_id == bind("number"))
+#: From the segment that holds an offset on; where none does, from the next one on.
+_from_containing = _s.base_offset >= sa.func.coalesce(
+    sa.select(sa.case((_s.end_offset >= bind("offset"), _s.base_offset), else_=_s.base_offset + 1))
+    .where(*_of_partition, _s.base_offset <= bind("offset"))
+    .order_by(_s.base_offset.desc())
+    .limit(ONE)
+    .offset(ZERO)
+    .scalar_subquery(),
+    0,
+)
 CONTAINING_OR_NEXT = Statement(
-    sa.select(_s.base_offset)
-    .where(
-        _s.topic_id == bind("topic_id"),
-        _s.partition_id == bind("number"),
-        _s.base_offset
-        >= sa.func.coalesce(
-            sa.select(sa.case((_s.end_offset >= bind("offset"), _s.base_offset), else_=_s.base_offset + 1))
-            .where(_s.topic_id == bind("topic_id"), _s.partition_id == bind("number"), _s.base_offset <= bind("offset"))
-            .order_by(_s.base_offset.desc())
-            .limit(ONE)
-            .offset(ZERO)
-            .scalar_subquery(),
-            0,
-        ),
-    )
-    .order_by(_s.base_offset)
+    sa.select(_s.base_offset).where(*_of_partition, _from_containing).order_by(_s.base_offset).limit(ONE).offset(ZERO),
+    "topic_id",
+    "number",
+    "offset",
+)
+# For readers with a lease: by the topic's id and without regard to the log start. A hidden topic shows too.
+FIND_PINNED = Statement(
+    _of_any_partition.add_columns(_t.deleted_at)
+    .where(*_of_partition, _s.base_offset <= bind("offset"))
+    .order_by(_s.base_offset.desc())
     .limit(ONE)
     .offset(ZERO),
     "topic_id",
     "number",
     "offset",
+)
+LIST_PINNED = Statement(
+    _of_any_partition.add_columns(_t.deleted_at)
+    .where(*_of_partition, _from_containing, _s.base_offset < bind("end"))
+    .order_by(_s.base_offset),
+    "topic_id",
+    "number",
+    "offset",
+    "end",
 )
 BELOW = Statement(
     sa.select(schema.segments)
@@ -428,11 +446,11 @@ def record_segments(
     """Record segments of one locked partition and move its watermark, in one transaction."""
     object_id = partition["object_id"]
     if transaction.retried_after is Failure.DUPLICATE:
-        _refuse_taken(transaction, segments, warehouse)
+        refuse_taken(transaction, segments, warehouse)
     recorded: list[SegmentInfo] = []
     rows = _rows_of(transaction, partition, segments, commit_id, warehouse, recorded)
     insert_rows(transaction, object_id, schema.segments, rows)
-    _refuse_waiting(transaction, segments)
+    refuse_waiting(transaction, segments)
     changes = {"high_watermark": recorded[-1].end_offset + 1, "updated_at": transaction.time_of(object_id)}
     update_row(transaction, object_id, schema.partitions, partition, changes)
     return recorded
@@ -511,8 +529,8 @@ def check_base(segment: SegmentInfo, watermark: int) -> None:
         )
 
 
-def _refuse_waiting(transaction: Transaction, segments: Sequence[SegmentInfo]) -> None:
-    """A path that waits for its removal must never count again: the file is about to go.
+def refuse_waiting(transaction: Transaction, segments: Sequence[SegmentInfo]) -> None:
+    """Refuse a path that waits for its removal: it must never count again, for the file is about to go.
 
     Asked after the insert, which waits for a transaction that is just letting go of the path.
     """
@@ -521,8 +539,8 @@ def _refuse_waiting(transaction: Transaction, segments: Sequence[SegmentInfo]) -
         raise _path_in_use(*used)
 
 
-def _refuse_taken(transaction: Transaction, segments: Sequence[SegmentInfo], warehouse: str) -> None:
-    """Find out which unique key the attempt before this one met."""
+def refuse_taken(transaction: Transaction, segments: Sequence[SegmentInfo], warehouse: str) -> None:
+    """Refuse segments whose id or path exists already; the attempt before this one met one of them."""
     taken = transaction.one(IDS_AMONG, transaction.listed(segment.id for segment in segments if segment.id))
     if taken is not None:
         raise SegmentAlreadyExists(
@@ -563,19 +581,40 @@ def move_log_start(transaction: Transaction, topic: dict[str, Any], number: int,
 
 
 def remove_segments_below(
-    transaction: Transaction, topic: str, topic_id: int, number: int, offset: int | None, *, grace: float, most: int
+    transaction: Transaction,
+    topic: str,
+    topic_id: int,
+    number: int,
+    offset: int | None,
+    *,
+    grace: float,
+    most: int,
+    then: Callable[[Transaction, list[dict[str, Any]]], None] | None = None,
 ) -> int:
-    """Hand at most so many segments below `offset` (none: below the log start) to `temporary_files`."""
+    """Hand at most so many segments below `offset` to `temporary_files`.
+
+    An offset of none stands for the log start, or for what leases pin where that is less; a
+    segment that holds the offset stays whole. A deleted topic's segments go whatever leases pin.
+    `then` is told which rows were removed. Files that a table has too go with its history.
+    """
     try:
         partition = locked_partition(transaction, topic, topic_id, number)
     except PartitionNotFound:
         return 0  # The topic was deleted and emptied by another process; nothing is left to do.
-    below = partition["log_start"] if offset is None else offset
-    rows = [row_of(schema.segments, row) for row in transaction.all(BELOW, topic_id, number, below, most)]
+    below = offset
+    if below is None:
+        # Read under the partition's lock, under which leases are taken.
+        pinned = pinned_from(transaction, topic_id, number)
+        below = partition["log_start"] if pinned is None else min(partition["log_start"], pinned)
+    found = [row_of(schema.segments, row) for row in transaction.all(BELOW, topic_id, number, below, most)]
+    rows = [row for row in found if row["end_offset"] < below]
     if rows:
         object_id = partition["object_id"]
         delete_rows(transaction, object_id, schema.segments, rows)
         reason = "retention" if offset is None else "topic deleted"
-        files = [(row["s3_key"], row["size_bytes"]) for row in rows]
+        if then is not None:
+            then(transaction, rows)
+        kept = kept_by_tables(transaction, [row["s3_key"] for row in rows])
+        files = [(row["s3_key"], row["size_bytes"]) for row in rows if row["s3_key"] not in kept]
         add_temporary_files(transaction, files, reason, transaction.time_of(object_id), grace)
     return len(rows)

@@ -21,8 +21,16 @@ _t = schema.topics.c
 _p = schema.partitions.c
 _s = schema.segments.c
 _o = schema.consumer_offsets.c
+_g = schema.consumer_groups.c
+_m = schema.group_members.c
+_a = schema.group_assignments.c
+_tl = schema.topic_leases.c
 _e = schema.events.c
 _lo = schema.lake_objects.c
+_r = schema.retired_segments.c
+_pm = schema.partition_metadata.c
+_at = schema.append_turns.c
+_sf = schema.stream_folders.c
 
 
 @dataclass(frozen=True)
@@ -131,10 +139,88 @@ OFFSETS_BEYOND = Statement(
     )
     .where(_o.committed_offset > _p.high_watermark)
 )
+# Who is named by an assignment and is no member of its group.
+_strangers = [
+    sa.select(_a.consumer_group_id, _a.topic_id, _a.partition_id, named, sa.literal_column(f"'{what}'")).where(
+        named.is_not(None),
+        ~sa.exists().where(_m.consumer_group_id == _a.consumer_group_id, _m.member_id == named),
+    )
+    for named, what in ((_a.member_id, "owned"), (_a.wanted_by, "wanted"))
+]
+STRANGERS = Statement(sa.union_all(*_strangers))
+# A hidden topic has its assignments until it is emptied, and its leases too.
+ASSIGNED_NOWHERE = Statement(
+    sa.select(_a.consumer_group_id, _a.topic_id, _a.partition_id)
+    .select_from(
+        schema.group_assignments.outerjoin(
+            schema.partitions, sa.and_(_p.topic_id == _a.topic_id, _p.partition_id == _a.partition_id)
+        ).outerjoin(schema.topics, _t.id == _a.topic_id)
+    )
+    .where(_p.topic_id.is_(None), _t.deleted_at.is_(None))
+)
+MEMBERS_OF_NO_GENERATION = Statement(
+    sa.select(_m.consumer_group_id, _m.member_id)
+    .select_from(schema.group_members.join(schema.consumer_groups, _g.id == _m.consumer_group_id))
+    .where(_g.generation == 0)
+)
+_first_base = (
+    sa.select(sa.func.min(_s.base_offset))
+    .where(_s.topic_id == _tl.topic_id, _s.partition_id == _tl.partition_id)
+    .scalar_subquery()
+)
+BROKEN_LEASES = Statement(
+    sa.select(_tl.id, _tl.topic_id, _tl.partition_id, _tl.from_offset, _p.log_start, _p.high_watermark)
+    .select_from(
+        schema.topic_leases.outerjoin(
+            schema.partitions, sa.and_(_p.topic_id == _tl.topic_id, _p.partition_id == _tl.partition_id)
+        ).outerjoin(schema.topics, _t.id == _tl.topic_id)
+    )
+    .where(
+        _t.deleted_at.is_(None),
+        sa.or_(
+            _p.topic_id.is_(None),
+            _tl.from_offset > _p.high_watermark,
+            sa.and_(_tl.from_offset < _p.log_start, sa.func.coalesce(_first_base, _p.log_start) > _tl.from_offset),
+        ),
+    )
+)
 LIVE_AND_WAITING = Statement(
     sa.select(_s.s3_key).select_from(
         schema.segments.join(schema.temporary_files, schema.temporary_files.c.file_path == _s.s3_key)
     )
+)
+RETIRED_AND_LIVE = Statement(
+    sa.select(_r.file_path).select_from(schema.segments.join(schema.retired_segments, _r.file_path == _s.s3_key))
+)
+RETIRED_AND_WAITING = Statement(
+    sa.select(_r.file_path).select_from(
+        schema.retired_segments.join(schema.temporary_files, schema.temporary_files.c.file_path == _r.file_path)
+    )
+)
+RETIRED_OF_NOBODY = Statement(
+    sa.select(_r.file_path)
+    .select_from(schema.retired_segments.outerjoin(schema.topics, _t.id == _r.topic_id))
+    .where(_t.id.is_(None))
+)
+WRONG_FOOTERS = Statement(
+    sa.select(_s.s3_key, _s.record_count, _pm.num_rows, _s.size_bytes, _pm.file_size)
+    .select_from(schema.segments.join(schema.partition_metadata, _pm.file_path == _s.s3_key))
+    .where(sa.or_(_pm.num_rows != _s.record_count, _pm.file_size != _s.size_bytes))
+)
+ENDED_FOLDERS_OF_TURNS = Statement(
+    sa.select(_sf.folder, _at.holder)
+    .select_from(
+        schema.append_turns.join(
+            schema.stream_folders,
+            sa.and_(_sf.topic_id == _at.topic_id, _sf.partition_id == _at.partition_id, _sf.token == _at.token),
+        )
+    )
+    .where(_at.holder.is_not(None), _sf.ended_at.is_not(None))
+)
+ENDED_FOLDERS_OF_COMMITS = Statement(
+    sa.select(_sf.folder)
+    .select_from(schema.stream_folders.join(schema.commits, schema.commits.c.id == _sf.commit_id))
+    .where(_sf.ended_at.is_not(None), schema.commits.c.state == sa.literal_column("'open'"))
 )
 WITHOUT_COMMIT = Statement(
     sa.select(_s.id, schema.commits.c.state)
@@ -272,6 +358,8 @@ def verify_streams(reader: Reader, progress: Callable[[str], None] = lambda step
         ("partitions", _check_partitions),
         ("segments", _check_segments),
         ("offsets", _check_offsets),
+        ("members", _check_members),
+        ("leases", _check_leases),
         ("files", _check_files),
         ("events", _check_events),
     ):
@@ -324,9 +412,45 @@ def _check_offsets(reader: Reader, findings: _Findings) -> None:
         )
 
 
+def _check_members(reader: Reader, findings: _Findings) -> None:
+    def on(group: int, topic: int, number: int) -> str:
+        return f"group {findings.groups.get(group, group)} on {findings.place(topic, number)}"
+
+    for group, topic, number, member, what in reader.all(STRANGERS):
+        findings.add("members", on(group, topic, number), f"it is {what} by {member}, who is no member")
+    for group, topic, number in reader.all(ASSIGNED_NOWHERE):
+        findings.add("members", on(group, topic, number), "there is no such partition to be read")
+    for group, member in reader.all(MEMBERS_OF_NO_GENERATION):
+        findings.add(
+            "members", f"group {findings.groups.get(group, group)}", f"it has the member {member} and no generation"
+        )
+
+
+def _check_leases(reader: Reader, findings: _Findings) -> None:
+    for lease, topic, number, offset, start, watermark in reader.all(BROKEN_LEASES):
+        if start is None:
+            what = "there is no such partition"
+        elif offset > watermark:
+            what = f"it pins {offset}, above the high watermark {watermark}"
+        else:
+            what = f"it pins {offset}, whose segment is gone"
+        findings.add("leases", f"lease {lease} on {findings.place(topic, number)}", what)
+
+
 def _check_files(reader: Reader, findings: _Findings) -> None:
     for (path,) in reader.all(LIVE_AND_WAITING):
         findings.add("files", path, "a live segment's file waits for its removal")
+    _check_retired(reader, findings)
+    for path, records, rows, size, stored in reader.all(WRONG_FOOTERS):
+        findings.add(
+            "footers",
+            path,
+            f"its footer is of {rows} rows and {stored} bytes instead of {records} rows and {size} bytes",
+        )
+    for folder, holder in reader.all(ENDED_FOLDERS_OF_TURNS):
+        findings.add("folders", folder, f"it was ended, but {holder} has its append turn")
+    for (folder,) in reader.all(ENDED_FOLDERS_OF_COMMITS):
+        findings.add("folders", folder, "it was ended, but its commit is open")
     for segment, state in reader.all(WITHOUT_COMMIT):
         findings.add("commits", f"segment {segment}", f"its commit is {state or 'missing'}")
     for (path,) in reader.all(STRANGE_PATHS):
@@ -334,6 +458,15 @@ def _check_files(reader: Reader, findings: _Findings) -> None:
             check_path(path)
         except PathOutsideWarehouse as error:
             findings.add("files", path, error.what)
+
+
+def _check_retired(reader: Reader, findings: _Findings) -> None:
+    for (path,) in reader.all(RETIRED_AND_LIVE):
+        findings.add("files", path, "a live segment's file is taken for one that was merged")
+    for (path,) in reader.all(RETIRED_AND_WAITING):
+        findings.add("files", path, "a file that readers may need waits for its removal")
+    for (path,) in reader.all(RETIRED_OF_NOBODY):
+        findings.add("files", path, "it was merged, and its topic is gone")
 
 
 def _check_events(reader: Reader, findings: _Findings) -> None:

@@ -13,6 +13,7 @@ from lakebook.clock import to_datetime
 from lakebook.registry import schema
 from lakebook.registry.changes import insert_new, row_of
 from lakebook.registry.commits import is_doubtful
+from lakebook.registry.mirrors import check_mirrors
 from lakebook.registry.publishing import (
     MANIFEST,
     MANIFEST_LIST,
@@ -24,6 +25,7 @@ from lakebook.registry.publishing import (
 )
 from lakebook.registry.statements import ONE, POSTGRESQL, SQLITE, ZERO, Statement, among, bind
 from lakebook.registry.stream_checks import Finding
+from lakebook.registry.stream_folders import segment_paths
 from lakebook.registry.table_files import ADD_TO_STATS, CHUNK, STATS_ROW
 from lakebook.registry.tables import GET_TABLE_BY_ID, TABLE_ROW, TableRecord, captured_update, table_from
 from lakebook.registry.temporary_files import NOT_DELETED
@@ -576,6 +578,7 @@ def check_tables(reader: Reader, now: int) -> tuple[list[Finding], list[str], di
         found.append(Finding("versions", path, f"it is visible in {begin} to {end}, the table is at {version}"))
     for lease, version, least in reader.all(LEASES_BELOW):
         found.append(Finding("leases", lease, f"it pins version {version}, the oldest readable is {least}"))
+    found += check_mirrors(reader)
     _check_published(reader, found, unfinished)
     counts = {}
     for name, statement in COUNTS.items():
@@ -669,9 +672,10 @@ def schema_versions(reader: Reader) -> list[tuple[int, int, Any]]:
 def dangling_footers(reader: Reader) -> Iterator[str]:
     """Paths of footers that nothing refers to."""
     after = ""
-    while page := reader.all(DANGLING_FOOTERS, after, CHUNK):
-        yield from (row[0] for row in page)
-        after = page[-1][0]
+    while page := [row[0] for row in reader.all(DANGLING_FOOTERS, after, CHUNK)]:
+        of_segments = segment_paths(reader, page)
+        yield from (path for path in page if path not in of_segments)
+        after = page[-1]
 
 
 def dangling_stats(reader: Reader) -> list[tuple[int, int]]:

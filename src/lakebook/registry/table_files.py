@@ -24,7 +24,8 @@ from lakebook.registry.file_stats import ColumnStats, insert_stats
 from lakebook.registry.footers import insert_footers
 from lakebook.registry.inserts import declared_work
 from lakebook.registry.statements import ONE, POSTGRESQL, SQLITE, ZERO, Statement, among, bind
-from lakebook.registry.tables import TableRecord, captured_update, locked_table, record_version
+from lakebook.registry.stream_folders import RETIRED_AMONG
+from lakebook.registry.tables import TableRecord, captured_update, locked_table, record_version, refuse_mirror
 from lakebook.registry.temporary_files import FILES_AMONG
 from lakebook.registry.transactions import NoEffect, Reader, Row, Transaction
 
@@ -304,6 +305,8 @@ class TableChange:
     waits: bool = True
     #: Whether it gives way to everybody else: to an outside engine's retry, and to work that is declared.
     yields: bool = False
+    #: Whether the topic makes it whose segments are the table's files.
+    by_topic: bool = False
 
     @property
     def is_small(self) -> bool:
@@ -436,6 +439,8 @@ def stage_stats(transaction: Transaction, table: TableRecord, files: Sequence[Ne
 
 def commit_change(transaction: Transaction, table: TableRecord, change: TableChange, commit_id: str) -> Committed:
     """Make one version of a change, or nothing at all."""
+    if not change.by_topic:
+        refuse_mirror(table)
     before = locked_table(transaction, table)
     now = transaction.time_of(table.object_id)
     version = before["version"] + 1
@@ -627,6 +632,7 @@ def require_unused(reader: Reader, paths: Sequence[str]) -> None:
         for statement, what in (
             (FILES_AMONG, "the file waits for its removal, or was removed within the last day"),
             (SEGMENTS_AMONG, "the file is a topic's segment"),
+            (RETIRED_AMONG, "the file was a topic's segment"),
             (RANGES_AMONG, "the file is a view's"),
         ):
             other = reader.one(statement, listed)

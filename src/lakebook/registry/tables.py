@@ -16,6 +16,7 @@ from lakebook.errors import (
     NamespaceAlreadyExists,
     NamespaceNotEmpty,
     NamespaceNotFound,
+    ReadOnlyTable,
     SchemaChanged,
     TableAlreadyExists,
     TableNotFound,
@@ -430,8 +431,19 @@ def locked_table(transaction: Transaction, table: TableRecord) -> dict[str, Any]
     return found
 
 
+def refuse_mirror(table: TableRecord) -> None:
+    """Refuse to change a table whose files are a topic's segments: only the topic changes it."""
+    if table.topic_id is not None:
+        raise ReadOnlyTable(
+            "its files are the segments of a topic, and only the topic changes it",
+            on=table.shown,
+            remedy="Append to the topic, or set iceberg=false on it to have the table dropped",
+        )
+
+
 def rename_table(transaction: Transaction, table: TableRecord, namespace: str, name: str) -> TableRecord:
     """Give a table another name, or move it to another namespace."""
+    refuse_mirror(table)
     namespace_id = _shared_namespace(transaction, namespace)
     row = locked_table(transaction, table)
     if (row["namespace_id"], row["name"]) != (namespace_id, name):
@@ -444,8 +456,10 @@ def rename_table(transaction: Transaction, table: TableRecord, namespace: str, n
     return table_from(found)
 
 
-def drop_table(transaction: Transaction, table: TableRecord) -> None:
+def drop_table(transaction: Transaction, table: TableRecord, *, by_topic: bool = False) -> None:
     """Make a table invisible at once; its files go later, through `temporary_files`."""
+    if not by_topic:
+        refuse_mirror(table)
     row = locked_table(transaction, table)
     now = transaction.time_of(table.object_id)
     update_row(transaction, table.object_id, schema.tables, row, {"updated_at": now, "deleted_at": now})
@@ -462,6 +476,7 @@ def change_schema(
     commit_id: str,
 ) -> TableMetadata:
     """Give a table a new schema: a new `schema_version`, and a new version."""
+    refuse_mirror(table)
     row = locked_table(transaction, table)
     if row["schema_version"] != expected:
         raise SchemaChanged(

@@ -39,12 +39,15 @@ FILES_AMONG = Statement(
 
 
 def _used_by_others(database: str) -> sa.CompoundSelect[Any]:
-    tables = schema.table_files.c.file_path
+    tables, retired = schema.table_files.c.file_path, schema.retired_segments.c.file_path
     return sa.union_all(
         sa.select(_f.file_path, sa.literal_column("'waits for its removal, or was removed within the last day'")).where(
             among(_f.file_path, "paths", database)
         ),
         sa.select(tables, sa.literal_column("'belongs to a table'")).where(among(tables, "paths", database)),
+        sa.select(retired, sa.literal_column("'was a segment that was merged'")).where(
+            among(retired, "paths", database)
+        ),
     )
 
 

@@ -15,7 +15,7 @@ from lakebook.clock import Clock
 from lakebook.errors import RegistryCorrupt
 from lakebook.registry import schema
 from lakebook.registry.databases import Database, Failure
-from lakebook.registry.statements import POSTGRESQL, Insert, Statement, bind, insert_into
+from lakebook.registry.statements import POSTGRESQL, SQLITE, Insert, Statement, among, bind, insert_into
 
 Row = tuple[Any, ...]
 
@@ -24,6 +24,15 @@ LOCK_OBJECT = Statement(
     sa.select(_o.last_sequence, _o.last_commit_at).where(_o.id == bind("object_id")).with_for_update(key_share=True),
     "object_id",
 )
+# Locked in the order in which they are returned, as one after the other.
+_lock_objects = {
+    database: sa.select(_o.id, _o.last_sequence, _o.last_commit_at)
+    .where(among(_o.id, "object_ids", database))
+    .order_by(_o.id)
+    .with_for_update(key_share=True)
+    for database in (SQLITE, POSTGRESQL)
+}
+LOCK_OBJECTS = Statement(_lock_objects[SQLITE], "object_ids", postgresql=_lock_objects[POSTGRESQL])
 INSERT_OBJECT = Statement(
     sa.insert(schema.lake_objects)
     .values(kind=bind("kind"), last_sequence=0, last_commit_at=bind("now"))
@@ -180,12 +189,17 @@ class Transaction(Reader):
 
     def lock(self, *object_ids: int) -> None:
         """Lock lake objects, always in the order of their ids, so that nobody waits in a circle."""
-        for object_id in sorted(set(object_ids) - self._locked.keys()):
-            row = self.one(LOCK_OBJECT, object_id)
-            if row is None:
+        wanted = sorted(set(object_ids) - self._locked.keys())
+        if len(wanted) > 1:
+            rows = {row[0]: row[1:] for row in self.all(LOCK_OBJECTS, self.listed(wanted))}
+        else:
+            rows = {object_id: row for object_id in wanted if (row := self.one(LOCK_OBJECT, object_id)) is not None}
+        for object_id in wanted:
+            if object_id not in rows:
                 raise RegistryCorrupt("a lake object has no row", on=f"object {object_id}", remedy="Run verify")
+            sequence, time = rows[object_id]
             # Read under the lock, so that times per object never run backwards.
-            self._locked[object_id] = _Locked(row[0], max(self.clock.now_ms(), row[1] + 1))
+            self._locked[object_id] = _Locked(sequence, max(self.clock.now_ms(), time + 1))
 
     def create_object(self, kind: str, at: int | None = None) -> int:
         """A new lake object, which nobody else can see yet."""

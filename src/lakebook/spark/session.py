@@ -66,19 +66,35 @@ def session_with_catalog(spark: SparkSession, name: str, uri: str, token: str) -
     return own
 
 
+def check_spark(spark: Any) -> Any:
+    """Refuse what is no Spark session, or was stopped; its JVM, which a client of Spark Connect has not."""
+    jvm = getattr(spark, "_jvm", None)
+    if jvm is None and (hasattr(spark, "sparkContext") or not hasattr(spark, "read")):
+        raise SparkUnsuitable("it is not a Spark session, or it has been stopped", on="Spark")
+    return jvm
+
+
 def check_session(spark: Any) -> None:
     """Refuse a session in which Iceberg's runtime cannot be loaded."""
-    jvm = getattr(spark, "_jvm", None)
-    if jvm is None:
-        if hasattr(spark, "sparkContext") or not hasattr(spark, "read"):
-            raise SparkUnsuitable("it is not a Spark session, or it has been stopped", on="Spark")
-        return  # A client of Spark Connect cannot be asked; a missing runtime fails at its first use.
-    if not jvm.org.apache.spark.util.Utils.classIsLoadable(_ICEBERG_SOURCE):
+    jvm = check_spark(spark)
+    found = (
+        _server_has_iceberg(spark) if jvm is None else jvm.org.apache.spark.util.Utils.classIsLoadable(_ICEBERG_SOURCE)
+    )
+    if not found:
         raise SparkUnsuitable(
             "Iceberg's runtime is not on its class path",
             on="Spark",
             remedy=f"Use lakebook.spark_session(), or start Spark with spark.jars.packages={ICEBERG_RUNTIME}",
         )
+
+
+def _server_has_iceberg(spark: Any) -> bool:
+    """Whether the server of a client of Spark Connect has Iceberg's runtime: it cannot be asked but by a use of it."""
+    try:
+        spark.read.format("iceberg").load("file:///lakebook/no/such/table").schema  # noqa: B018 - this asks
+    except Exception as error:  # noqa: BLE001 - that it is not there is no failure
+        return "DATA_SOURCE_NOT_FOUND" not in str(error)
+    return True
 
 
 def reason_of(error: BaseException) -> str:

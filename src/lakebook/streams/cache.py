@@ -2,10 +2,10 @@
 
 An entry may answer without asking the registry for `cache_staleness` seconds. After that,
 on SQLite, a probe that costs less than a look-up tells whether anything at all was
-committed since; on PostgreSQL the partition's row is read again. Segments never change
-while they are visible, so a partition's row (which topic, which log start) is enough to
-tell which of the remembered ones still count. Only what was found is remembered: "there
-is none" always comes from the registry.
+committed since; on PostgreSQL the partition's row is read again. Segments come and go, by
+appends, retention and merges, only together with a change of their partition's row: while
+that is the same, the remembered ones count. Only what was found is remembered: "there is
+none" always comes from the registry.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 
 from lakebook import forks
-from lakebook.registry.partitions import GET_PARTITION, Partition, partition_from
+from lakebook.registry.partitions import WATCH_PARTITION, Partition, partition_from
 from lakebook.registry.registry import Registry
 from lakebook.registry.segments import SegmentInfo
 from lakebook.registry.topics import GET_TOPIC, Topic, topic_from
@@ -34,6 +34,8 @@ class _TopicEntry:
 @dataclass(slots=True)
 class _PartitionEntry:
     partition: Partition
+    #: Which topic it is of, and when its row was changed last.
+    state: tuple[int, int]
     token: Hashable
     checked_at: float
     #: Base offsets, sorted, and the segment of each. Entries are added to the dictionary first, so
@@ -118,26 +120,24 @@ class ReadCache:
         self._count.cache_misses += 1
         token = self._token()
         checked_at = self._clock.monotonic()
-        row = self._registry.one(GET_PARTITION, name, number)
+        row = self._registry.one(WATCH_PARTITION, name, number)
         with self._lock:
             if row is None:
                 self._drop((name, number))
                 return None
-            return self._renew((name, number), partition_from(row), token, checked_at)
+            return self._renew((name, number), partition_from(row[:-1]), row[-1], token, checked_at)
 
-    def _renew(self, key: tuple[str, int], partition: Partition, token: Hashable, checked_at: float) -> _PartitionEntry:
-        """Replace an entry by one that keeps the segments which still count."""
+    def _renew(
+        self, key: tuple[str, int], partition: Partition, changed: int, token: Hashable, checked_at: float
+    ) -> _PartitionEntry:
+        """Replace an entry by one that keeps the segments if they still count."""
         former = self._partitions.get(key)
         if former is None and len(self._partitions) >= _MOST_ENTRIES:
             self._partitions.clear()
             self._segments = 0
-        entry = _PartitionEntry(partition, token, checked_at)
-        if former is not None and former.partition.topic_id == partition.topic_id:
-            if former.partition.log_start == partition.log_start:
-                entry.bases, entry.segments = former.bases, former.segments
-            else:
-                kept = [base for base in former.bases if base >= partition.log_start]
-                entry.bases, entry.segments = kept, {base: former.segments[base] for base in kept}
+        entry = _PartitionEntry(partition, (partition.topic_id, changed), token, checked_at)
+        if former is not None and former.state == entry.state:
+            entry.bases, entry.segments = former.bases, former.segments
         self._segments += len(entry.bases) - (len(former.bases) if former is not None else 0)
         self._partitions[key] = entry
         return entry
@@ -158,16 +158,16 @@ class ReadCache:
 
     # --- learning and forgetting -------------------------------------------------
 
-    def known(self, name: str, number: int) -> int | None:
-        """The topic that a partition's entry belongs to; to be asked before the registry is."""
+    def known(self, name: str, number: int) -> tuple[int, int] | None:
+        """The state of a partition that is remembered; to be asked before the registry is."""
         entry = self._partitions.get((name, number))
-        return None if entry is None else entry.partition.topic_id
+        return None if entry is None else entry.state
 
-    def remember(self, segment: SegmentInfo, topic_id: int | None) -> None:
+    def remember(self, segment: SegmentInfo, state: tuple[int, int] | None) -> None:
         """Keep a segment that the registry has returned, unless its partition changed meanwhile.
 
-        `topic_id` is what `known` said before: another thread may have learned since that the
-        topic is a new one of that name, or that the log start has passed the segment.
+        `state` is what `known` said before: another thread may have learned since that the topic is a
+        new one of that name, that the log start has passed the segment, or that it was merged.
         """
         key = (segment.topic, segment.partition_id)
         with self._lock:
@@ -178,7 +178,7 @@ class ReadCache:
             found = self._partitions.get(key)
             if found is None or segment.base_offset in found.segments:
                 return
-            if found.partition.topic_id != topic_id or segment.base_offset < found.partition.log_start:
+            if found.state != state or segment.base_offset < found.partition.log_start:
                 return
             found.segments[segment.base_offset] = segment
             insort(found.bases, segment.base_offset)

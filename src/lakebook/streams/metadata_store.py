@@ -14,10 +14,12 @@ from lakebook.clock import Enough, never
 from lakebook.errors import CommitAborted, InvalidInput, InvalidOffset, WatermarkMismatch
 from lakebook.names import check_id, check_moment, check_name, check_path, check_text, shown
 from lakebook.pages import PAGE_SIZE, Page, check_limit, every, page_of
-from lakebook.registry import appends, groups, segments, topics
-from lakebook.registry.appends import APPEND, AppendResult, AppendTurn
+from lakebook.registry import appends, groups, members, merges, mirrors, schema, segments, sinks, topic_leases, topics
+from lakebook.registry.appends import APPEND, AppendResult, AppendTurn, check_footers
+from lakebook.registry.changes import row_of
 from lakebook.registry.commits import owner
 from lakebook.registry.groups import ConsumerGroup, ConsumerOffset, OffsetCommit, OffsetReset, PartitionLag
+from lakebook.registry.members import GroupMember, Membership
 from lakebook.registry.offsets import MAX_OFFSET, check_offset
 from lakebook.registry.partitions import (
     GET_PARTITION,
@@ -30,18 +32,31 @@ from lakebook.registry.partitions import (
     partition_from,
     partition_row,
 )
+from lakebook.registry.rates import TopicTraffic, topic_traffic
 from lakebook.registry.registry import Registry
 from lakebook.registry.schema import MAX_INTEGER
 from lakebook.registry.segments import END_OFFSET, SegmentInfo, segment_from
+from lakebook.registry.sinks import AppendResults
+from lakebook.registry.stream_folders import (
+    StreamFolder,
+    batch_folder,
+    merge_folder,
+    open_folder,
+    renew_folder,
+    settle_folder,
+    silent_folders,
+)
 from lakebook.registry.temporary_files import TemporaryFile, list_temporary_files
 from lakebook.registry.topic_config import check_config, check_retention
 from lakebook.registry.topics import GET_TOPIC, Topic, TopicConfig, topic_from
-from lakebook.registry.transactions import Transaction
+from lakebook.registry.transactions import Transaction, new_id
 from lakebook.streams.cache import ReadCache
 
 # Rows that one transaction moves when a topic or many segments are removed: few enough for
 # the lock to be short, many enough for the work to be fast.
 CHUNK = 1000
+# Groups that one transaction forgets: each may have many offsets.
+GROUPS_AT_ONCE = 20
 
 _KEEP: Any = object()
 
@@ -88,7 +103,13 @@ class MetadataStore:
         `purge_deleted_topics` does the rest.
         """
         check_name("topic", name)
-        topic_id = self._registry.write(lambda transaction: topics.hide_topic(transaction, name))
+
+        def hide(transaction: Transaction) -> int:
+            hidden = topics.hide_topic(transaction, name)
+            mirrors.drop_mirror(transaction, hidden)
+            return hidden
+
+        topic_id = self._registry.write(hide)
         self._cache.forget_topic(name)
         failpoints.reach("topic.hidden")
         self._purge(name, topic_id)
@@ -123,11 +144,21 @@ class MetadataStore:
             )
             return 1  # Also if another process was faster: then it is asked for again.
 
-        if not in_chunks(segments_of_one_partition):
+        def what_refers_to_it(transaction: Transaction) -> int:
+            return (
+                groups.forget_offsets(transaction, topic_id, CHUNK)
+                or members.forget_assignments(transaction, topic_id, CHUNK)
+                or merges.forget_retired(transaction, topic_id, self._settings.temporary_file_grace, CHUNK)
+            )
+
+        def who_holds_it(transaction: Transaction) -> None:
+            topic_leases.forget_topic_leases(transaction, topic_id)
+            sinks.forget_sinks(transaction, topic_id)
+            appends.forget_turns(transaction, topic_id)
+
+        if not in_chunks(segments_of_one_partition) or not in_chunks(what_refers_to_it):
             return False
-        if not in_chunks(lambda transaction: groups.forget_offsets(transaction, topic_id, CHUNK)):
-            return False
-        self._registry.write(lambda transaction: appends.forget_turns(transaction, topic_id))
+        self._registry.write(who_holds_it)
         if not in_chunks(lambda transaction: topics.forget_partitions(transaction, topic_id, CHUNK)):
             return False
         self._registry.write(lambda transaction: topics.forget_topic(transaction, topic_id))
@@ -212,6 +243,19 @@ class MetadataStore:
         if not rows and self._registry.one(GET_TOPIC, topic) is None:
             raise topics.not_found(topic)
         return page_of([partition_from(row) for row in rows], limit, lambda partition: partition.partition_id)
+
+    def topic_traffic(self, topic: str) -> TopicTraffic:
+        """A topic's partitions with what they hold and how fast it comes in, and the groups that read it."""
+        check_name("topic", topic)
+        now = self._registry.clock.now_ms()
+
+        def work(reader: Any) -> TopicTraffic:
+            row = reader.one(GET_TOPIC, topic)
+            if row is None:
+                raise topics.not_found(topic)
+            return topic_traffic(reader, topic_from(row).id, now)
+
+        return self._registry.in_snapshot(work)
 
     def update_high_watermark(self, topic: str, partition_id: int, offset: int) -> None:
         """Confirm a partition's high watermark. It moves only with the segments that are recorded."""
@@ -367,6 +411,95 @@ class MetadataStore:
             if number < CHUNK:
                 return removed
 
+    # --- leases ------------------------------------------------------------------
+
+    def pin_topic(
+        self,
+        topic: str,
+        offsets: Mapping[int, int],
+        *,
+        lease_id: str | None = None,
+        seconds: float | None = None,
+        inherit: str | None = None,
+    ) -> tuple[str, int]:
+        """Pin partitions of a topic, each from an offset on; the lease's id and the topic's.
+
+        With the id of a lease it is extended, renewed and never loosened. An offset below the
+        log start is refused, unless that lease, or the one to `inherit` from, pins it already.
+        """
+        self._check_topic_name(topic)
+        for number, offset in offsets.items():
+            check_partition_id(topic, number)
+            check_offset(offset, f"{topic}/{number}")
+        lease = new_id() if lease_id is None else check_id("lease", lease_id)
+        lasting = self._lasting(seconds, self._settings.lease_seconds, "lease")
+        topic_id = self._registry.write(
+            lambda transaction: topic_leases.take_topic_lease(
+                transaction, topic, offsets, lease, lasting, inherit=inherit
+            )
+        )
+        return lease, topic_id
+
+    def renew_pins(self, lease_ids: Iterable[str], *, seconds: float | None = None) -> set[str]:
+        """Renew leases; the ids of those that are still held. One that pins nothing is not."""
+        wanted = sorted({check_id("lease", lease_id) for lease_id in lease_ids})
+        lasting = self._lasting(seconds, self._settings.lease_seconds, "lease")
+        return self._registry.write(lambda transaction: topic_leases.renew_topic_leases(transaction, wanted, lasting))
+
+    def advance_pin(self, lease_id: str, offsets: Mapping[tuple[int, int], int]) -> set[tuple[int, int]]:
+        """Let go of what lies before the offset of each (topic id, partition); a pin never moves back by this.
+
+        Returns the places that the lease does not pin any more: they were lost.
+        """
+        check_id("lease", lease_id)
+        for (topic_id, number), offset in offsets.items():
+            check_offset(offset, f"topic {topic_id}/{number}")
+        return self._registry.write(
+            lambda transaction: topic_leases.advance_topic_lease(transaction, lease_id, offsets)
+        )
+
+    def unpin(self, lease_id: str, places: Iterable[tuple[int, int]] | None = None) -> None:
+        """Let go of some (topic id, partition) pairs of a lease, or of the lease."""
+        check_id("lease", lease_id)
+        if places is None:
+            self._registry.write(lambda transaction: topic_leases.end_topic_leases(transaction, [lease_id]))
+            return
+        some = set(places)
+        self._registry.write(lambda transaction: topic_leases.drop_from_topic_lease(transaction, lease_id, some))
+
+    def pinned_places(self, lease_id: str) -> dict[tuple[int, int], int]:
+        """From which offset on a lease pins which (topic id, partition) pairs; nothing if it was lost."""
+        check_id("lease", lease_id)
+        return self._registry.read_with(lambda reader: topic_leases.pinned_places(reader, lease_id))
+
+    def find_pinned_segment(self, topic_id: int, partition_id: int, offset: int) -> SegmentInfo | None:
+        """The segment that holds an offset, also below the log start: for readers whose lease pins it."""
+        check_offset(offset, f"topic {topic_id}/{partition_id}")
+        row = self._registry.one(segments.FIND_PINNED, topic_id, partition_id, offset)
+        if row is None or row[-1] is not None:
+            self._require_live(topic_id)
+            return None
+        return segment_from(row[:-1]) if row[END_OFFSET] >= offset else None
+
+    def list_segments_in(self, topic_id: int, partition_id: int, start: int, end: int) -> list[SegmentInfo]:
+        """The segments that hold an offset from `start` to before `end`, in order, also below the log start.
+
+        They are of one state of the registry, for readers whose lease pins them.
+        """
+        for offset in (start, end):
+            check_offset(offset, f"topic {topic_id}/{partition_id}")
+        rows = self._registry.all(segments.LIST_PINNED, topic_id, partition_id, start, end) if start < end else []
+        if not rows or rows[0][-1] is not None:
+            self._require_live(topic_id)
+            return []
+        return [segment_from(row[:-1]) for row in rows]
+
+    def _require_live(self, topic_id: int) -> None:
+        row = self._registry.one(topics.ANY_TOPIC, topic_id)
+        topic = None if row is None else row_of(schema.topics, row)
+        if topic is None or topic["deleted_at"] is not None:
+            raise topics.not_found(topic_id if topic is None else topic["name"])
+
     # --- appending ---------------------------------------------------------------
 
     def register_producer(self, producer_id: str) -> int:
@@ -415,15 +548,20 @@ class MetadataStore:
         """Give a turn back before its time; false if it had been lost."""
         return self._registry.write(lambda transaction: appends.release_turn(transaction, turn))
 
-    def append_segment(self, turn: AppendTurn, segment: SegmentInfo) -> AppendResult:
+    def append_segment(
+        self, turn: AppendTurn, segment: SegmentInfo, *, footers: Mapping[str, bytes] | None = None
+    ) -> AppendResult:
         """Record a segment under an append turn; the result carries the turn for the next one."""
-        return self.append_segments(turn, [segment])
+        return self.append_segments(turn, [segment], footers=footers)
 
-    def append_segments(self, turn: AppendTurn, new: Sequence[SegmentInfo]) -> AppendResult:
+    def append_segments(
+        self, turn: AppendTurn, new: Sequence[SegmentInfo], *, footers: Mapping[str, bytes] | None = None
+    ) -> AppendResult:
         """Record segments of the turn's partition, all in one transaction or none.
 
-        Repeating a call whose outcome is not known is harmless: what landed before is found
-        by its ids or by the producer's sequence, and reported as a duplicate.
+        `footers` are those of their Parquet files by path; these lie in the turn's folder. Repeating
+        a call whose outcome is not known is harmless: what landed before is found by its ids or by
+        the producer's sequence, and reported as a duplicate.
         """
         if not new:
             return AppendResult((), turn)
@@ -431,9 +569,12 @@ class MetadataStore:
             raise InvalidInput("the segments are not of the turn's partition", on=f"{turn.topic}/{turn.partition_id}")
         segments.check_distinct(new)
         appends.check_one_producer(new)
+        check_footers(new, footers or {}, turn.folder)
         try:
             result = self._registry.write(
-                lambda transaction: appends.append_segments(transaction, turn, new, warehouse=self._warehouse),
+                lambda transaction: appends.append_segments(
+                    transaction, turn, new, warehouse=self._warehouse, footers=footers or {}
+                ),
                 commit_id=turn.commit_id,
             )
         except appends.Landed as landed:
@@ -446,10 +587,203 @@ class MetadataStore:
         self._cache.recheck_partition(turn.topic, turn.partition_id)
         return result
 
+    def expire_turns(self, *, enough: Enough = never) -> int:
+        """Release turns that ran out long ago and that nobody took over, so that their folders end; how many."""
+        before = self._silent_since()
+        released = 0
+        while number := self._registry.write(lambda transaction: appends.expire_turns(transaction, before, CHUNK)):
+            released += number
+            if enough():
+                break
+        return released
+
+    def _silent_since(self) -> int:
+        return self._registry.clock.now_ms() - round(self._settings.insert_alive * 1000)
+
+    # --- batches and merges ------------------------------------------------------
+
+    def open_stream_folder(
+        self, topic: str, kind: str, partition_id: int | None = None, *, silent: float = 0.0
+    ) -> StreamFolder:
+        """Open a folder and the commit that is its fence: `m` for a merge in a partition, `s` for a batch.
+
+        `silent` is for how many seconds it may go unrenewed beyond the time that others may.
+        """
+        self._check_topic_name(topic)
+        if (kind, partition_id is None) not in (("m", False), ("s", True)):
+            raise InvalidInput(
+                f"{shown(kind)} is not a kind of folder", on=topic, remedy="Use 'm' with a partition, or 's' without"
+            )
+        if partition_id is not None:
+            check_partition_id(topic, partition_id)
+
+        def work(transaction: Transaction) -> StreamFolder:
+            row = topics.share_topic(transaction, topic)
+            if partition_id is not None:
+                partition_row(transaction, topic, row["id"], partition_id)
+            return open_folder(transaction, row["id"], partition_id, silent)
+
+        return self._registry.write(work)
+
+    def renew_stream_folder(self, folder: StreamFolder) -> bool:
+        """Say that a merge or a batch is still at work; false if it was given up. Else that is done by a sweep."""
+        return self._registry.write(lambda transaction: renew_folder(transaction, folder))
+
+    def end_stream_folder(self, folder: StreamFolder) -> None:
+        """End a merge or a batch. If it has not been committed it never will be."""
+        self._registry.write(lambda transaction: settle_folder(transaction, folder))
+
+    def settle_stream_folders(self, *, enough: Enough = never) -> int:
+        """End merges and batches that have been silent for long; how many."""
+        before = self._silent_since()
+        settled = 0
+        while found := self._registry.read_with(lambda reader: silent_folders(reader, before, CHUNK)):
+            for folder in found:
+                self.end_stream_folder(folder)
+                settled += 1
+                if enough():
+                    return settled
+        return settled
+
+    def append_batch(
+        self,
+        topic: str,
+        appends: sinks.Appends,
+        *,
+        commit_id: str,
+        footers: Mapping[str, bytes] | None = None,
+        sink: str | None = None,
+        batch_id: int | None = None,
+    ) -> AppendResults:
+        """Record segments of several partitions, each under its turn, all in one transaction or none.
+
+        `commit_id` is that of the batch's folder. A sink's batches are numbered: one that landed before,
+        by this call or another, is a duplicate and records nothing.
+        """
+        self._check_topic_name(topic)
+        batch = sinks.sink_batch(sink, batch_id)
+        every_one = self._check_batch(topic, appends)
+        if footers:
+            folders = [batch_folder(appends[0][0].topic_id, commit_id), *(turn.folder for turn, _ in appends)]
+            check_footers(every_one, footers, *folders)
+        try:
+            result = self._registry.write(
+                lambda transaction: sinks.append_batch(
+                    transaction,
+                    topic,
+                    appends,
+                    commit_id=commit_id,
+                    warehouse=self._warehouse,
+                    footers=footers or {},
+                    batch=batch,
+                ),
+                commit_id=commit_id,
+            )
+        except sinks.BatchLanded:
+            return AppendResults((), tuple(turn for turn, _ in appends), duplicate=True)
+        except CommitAborted:
+            before = self._registry.in_snapshot(
+                lambda reader: sinks.landed_batch(reader, topic, appends, commit_id, batch)
+            )
+            if before is None:
+                raise
+            return before
+        for turn, _ in appends:
+            self._cache.recheck_partition(topic, turn.partition_id)
+        return result
+
+    def _check_batch(self, topic: str, new: sinks.Appends) -> list[SegmentInfo]:
+        every_one = [segment for _, theirs in new for segment in theirs]
+        for turn, theirs in new:
+            if turn.topic != topic or list(self._grouped(theirs)) != [(topic, turn.partition_id)]:
+                raise InvalidInput("the segments are not of the turn's partition", on=f"{topic}/{turn.partition_id}")
+        if len({turn.partition_id for turn, _ in new}) != len(new):
+            raise InvalidInput("a partition is named twice", on=f"topic {topic}")
+        segments.check_distinct(every_one)
+        segments.check_without_producer(every_one)
+        return every_one
+
+    def last_batch(self, topic: str, sink: str) -> int | None:
+        """The last batch that a sink has appended to a topic; none if it has appended none."""
+        self._check_topic_name(topic)
+        check_id("sink", sink)
+        return self._registry.read_with(lambda reader: sinks.last_batch(reader, topic, sink))
+
+    def replace_segments(
+        self,
+        topic_id: int,
+        partition_id: int,
+        old: Sequence[SegmentInfo],
+        new: SegmentInfo,
+        *,
+        commit_id: str,
+        footers: Mapping[str, bytes] | None = None,
+        then: merges.Then | None = None,
+    ) -> SegmentInfo:
+        """Replace segments that follow one another by one with the same offsets; the log stays as it is.
+
+        `then` runs in the same transaction, with the partition's row. `MergeConflict` says that the segments
+        are no longer all there; then nothing has changed.
+        """
+        self._grouped([new])
+        merges.check_merge(old, new)
+        if new.partition_id != partition_id:
+            raise InvalidInput("the segments are of another partition", on=f"{new.topic}/{partition_id}")
+        check_footers([new], footers or {}, merge_folder(topic_id, partition_id, commit_id))
+
+        def follow(transaction: Transaction, partition: dict[str, Any]) -> None:
+            if mirrors.mirror_of(transaction, topic_id) is not None:
+                # Arrow and PyIceberg are loaded by who needs them.
+                from lakebook.streams.mirroring import follow_merge
+
+                follow_merge(transaction, topic_id, old, new, commit_id)
+            if then is not None:
+                then(transaction, partition)
+
+        try:
+            merged = self._registry.write(
+                lambda transaction: merges.replace_segments(
+                    transaction,
+                    topic_id,
+                    partition_id,
+                    old,
+                    new,
+                    commit_id=commit_id,
+                    warehouse=self._warehouse,
+                    footers=footers or {},
+                    then=follow,
+                ),
+                commit_id=commit_id,
+            )
+        except CommitAborted:
+            before = self._registry.in_snapshot(
+                lambda reader: merges.landed_merge(reader, topic_id, partition_id, new, commit_id)
+            )
+            if before is None:
+                raise
+            merged = before
+        self._cache.recheck_partition(new.topic, partition_id)
+        return merged
+
+    def release_retired(self, *, enough: Enough = never) -> int:
+        """Hand files of replaced segments that no lease needs any more to `temporary_files`; how many."""
+        grace, released = self._settings.temporary_file_grace, 0
+        now = self._registry.clock.now_ms()
+        while number := self._registry.write(
+            lambda transaction: merges.release_retired(transaction, now, grace, CHUNK)
+        ):
+            released += number
+            if enough():
+                break
+        return released
+
     def _turn_seconds(self, seconds: float | None) -> float:
-        lasting = self._settings.append_turn if seconds is None else seconds
+        return self._lasting(seconds, self._settings.append_turn, "turn")
+
+    def _lasting(self, seconds: float | None, otherwise: float, on: str) -> float:
+        lasting = otherwise if seconds is None else seconds
         if not isinstance(lasting, int | float) or isinstance(lasting, bool) or not 0 < lasting <= 86_400:
-            raise InvalidInput(f"{shown(lasting)} is not a time for a turn", on="turn", remedy="Use up to a day")
+            raise InvalidInput(f"{shown(lasting)} is not a time for a {on}", on=on, remedy="Use up to a day")
         return lasting
 
     # --- consumer groups ---------------------------------------------------------
@@ -474,16 +808,28 @@ class MetadataStore:
         metadata: str | None = None,
         *,
         generation: int | None = None,
+        member: str | None = None,
     ) -> OffsetCommit:
         """Commit the next offset a group will read; the group is created if it is new."""
         commit = OffsetCommit(topic, partition_id, offset, metadata)
-        return self.commit_offsets(group_id, [commit], generation=generation)[0]
+        return self.commit_offsets(group_id, [commit], generation=generation, member=member)[0]
 
     def commit_offsets(
-        self, group_id: str, commits: Sequence[OffsetCommit], *, generation: int | None = None
+        self,
+        group_id: str,
+        commits: Sequence[OffsetCommit],
+        *,
+        generation: int | None = None,
+        member: str | None = None,
     ) -> list[OffsetCommit]:
-        """Commit offsets on several partitions, all in one transaction or none."""
+        """Commit offsets on several partitions, all in one transaction or none.
+
+        Where the group has members a commit carries their generation, and with `member` is
+        accepted only on partitions that this one owns.
+        """
         check_name("group", group_id)
+        if member is not None:
+            check_id("member", member)
         if generation is not None and (type(generation) is not int or generation < 0):
             raise InvalidInput(f"{shown(generation)} is not a generation", on=f"group {group_id}")
         for commit in commits:
@@ -491,7 +837,7 @@ class MetadataStore:
             check_offset(commit.offset, f"group {group_id} on {commit.topic}/{commit.partition_id}")
             check_text("metadata", commit.metadata)
         return self._registry.write(
-            lambda transaction: groups.commit_offsets(transaction, group_id, commits, generation)
+            lambda transaction: groups.commit_offsets(transaction, group_id, commits, generation, member)
         )
 
     def get_committed_offset(self, group_id: str, topic: str, partition_id: int) -> int | None:
@@ -599,9 +945,80 @@ class MetadataStore:
         return [p.partition_id for p in every(lambda after: self.list_partitions(topic, after=after))]
 
     def delete_consumer_group(self, group_id: str) -> None:
-        """Delete a group with its offsets; a new one of that name inherits nothing."""
+        """Delete a group with its offsets and members; a new one of that name inherits nothing."""
         check_name("group", group_id)
         self._registry.write(lambda transaction: groups.delete_group(transaction, group_id))
+
+    def expire_groups(self, *, enough: Enough = never) -> int:
+        """Forget groups that have had no members, commits or changes for the setting `group_kept`.
+
+        `enough` is asked between two transactions whether to stop; the next call goes on.
+        """
+        expired = 0
+        while number := self._registry.write(
+            lambda transaction: groups.expire_groups(transaction, self._settings.group_kept, GROUPS_AT_ONCE)
+        ):
+            expired += number
+            if enough():
+                break
+        return expired
+
+    # --- members of groups -------------------------------------------------------
+
+    def join_group(
+        self, group_id: str, topics: Sequence[str], *, member_id: str | None = None, seconds: float | None = None
+    ) -> Membership:
+        """Become a member of a group that shares these topics' partitions among its members.
+
+        The group is created if it is new. A member that joins again reads these topics from now on.
+        """
+        check_name("group", group_id)
+        if isinstance(topics, str) or not topics:
+            raise InvalidInput(
+                f"{shown(topics)} is no list of topics", on=f"group {group_id}", remedy="Name at least one"
+            )
+        for topic in topics:
+            self._check_topic_name(topic)
+        member = new_id() if member_id is None else check_id("member", member_id)
+        lasting = self._lasting(seconds, self._settings.group_session, "member")
+        return self._registry.write(
+            lambda transaction: members.join_group(transaction, group_id, topics, member, lasting)
+        )
+
+    def sync_group(
+        self,
+        group_id: str,
+        member_id: str,
+        *,
+        released: Iterable[tuple[str, int]] = (),
+        seconds: float | None = None,
+    ) -> Membership:
+        """Say that a member lives, hand over what it has released, and learn what it is to read.
+
+        Whoever syncs sees to what has changed: members that are silent, topics that have grown
+        or are gone. `MemberRemoved`: it was silent for too long itself, and has nothing any more.
+        """
+        check_name("group", group_id)
+        check_id("member", member_id)
+        places = frozenset(released)
+        lasting = self._lasting(seconds, self._settings.group_session, "member")
+        return self._registry.write(
+            lambda transaction: members.sync_group(transaction, group_id, member_id, places, lasting)
+        )
+
+    def leave_group(self, group_id: str, member_id: str) -> None:
+        """Leave a group; what the member owned passes on at once. One that is none any more may say so too."""
+        check_name("group", group_id)
+        check_id("member", member_id)
+        self._registry.write(lambda transaction: members.leave_group(transaction, group_id, member_id))
+
+    def group_members(self, group_id: str) -> list[GroupMember]:
+        """The members of a group and what each of them owns, in the order of their ids."""
+        check_name("group", group_id)
+        found = self._registry.read_with(lambda reader: members.group_members(reader, group_id))
+        if not found and self._registry.one(groups.GROUP_ROW, group_id) is None:
+            raise groups.no_group(group_id)
+        return found
 
     # --- files that wait ---------------------------------------------------------
 

@@ -1,0 +1,38 @@
+"""A session of Spark Connect can do what one of the usual kind can."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def test_topics_and_tables_work_through_spark_connect(tmp_path: Path) -> None:
+    # A session of its own, in a process of its own: the other tests have one of the usual kind.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "LAKEBOOK_"))}
+    environment["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, str(HERE / "connect_client.py"), str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    assert found["session"].startswith("pyspark.sql.connect")
+    assert found == {
+        "session": found["session"],
+        "source": 6,
+        "native": 4,
+        "copies": 7,
+        "inserted": 3,
+        "table": [0, 1, 2],
+        "by_source": 3,
+        "sound": True,
+    }
