@@ -44,6 +44,7 @@ test: setup java ## the whole test suite, with few kills
 soak: setup java ## the fault tests at length; the last result is recorded in docs/soak.md
 	@LAKEBOOK_TEST_KILLS=$(SOAK_KILLS) LAKEBOOK_TEST_STEPS=$(SOAK_STEPS) \
 		LAKEBOOK_TEST_SECONDS=$(SOAK_SECONDS) LAKEBOOK_TEST_UPKEEP_SECONDS=$(SOAK_UPKEEP) \
+		LAKEBOOK_TEST_STREAM_SECONDS=$(SOAK_UPKEEP) \
 		$(BIN)/python -m pytest tests/faults --timeout 3600 --record-soak docs/soak.md
 
 bench: setup java ## measure against the bare driver and other engines; writes bench/results.json
