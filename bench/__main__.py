@@ -35,7 +35,7 @@ _SIZES = {
     "plan-files": ("files of the tables planned", "1000,1000000", "1000,20000"),
     "publish-inserts": ("inserts published as Iceberg", "1000", "100"),
     "publish-files": ("files of the tables published at once", "1000,1000000", "1000,20000"),
-    "stream-records": ("records sent to topics and read from them", "1000000", "100000"),
+    "stream-records": ("records sent to topics and read from them", "250000", "50000"),
     "stream-segments": ("segments among which one record is found", "100000", "100000"),
 }
 _RESULTS = Path(__file__).parent / "results.json"

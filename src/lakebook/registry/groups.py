@@ -200,6 +200,9 @@ INSERT_RESET = insert_into(
     "reason",
     "reset_at",
 )
+# Who commits the same offset over and over, for nothing comes, reads on: after this part of the time for which
+# a group is kept it is noted that it was heard of.
+_HEARD_AGAIN = 0.1
 
 
 class GroupState(enum.StrEnum):
@@ -352,8 +355,13 @@ def commit_offsets(
     commits: Sequence[OffsetCommit],
     generation: int | None,
     member: str | None = None,
+    *,
+    kept: float,
 ) -> list[OffsetCommit]:
-    """Commit offsets of one group, all or none; with `member`, only on partitions that it owns."""
+    """Commit offsets of one group, all or none; with `member`, only on partitions that it owns.
+
+    `kept` is for how many seconds the group is kept after its last commit.
+    """
     # Topics before the group: the order in which everything that takes both takes them.
     topics = {name: share_topic(transaction, name) for name in sorted({commit.topic for commit in commits})}
     row = locked_group(transaction, group, create=True)
@@ -367,7 +375,8 @@ def commit_offsets(
                     on=f"group {group}",
                     remedy="Sync with the group; another member reads this partition now",
                 )
-    return [_commit(transaction, row, topics[commit.topic], commit) for commit in commits]
+    heard = round(kept * 1000 * _HEARD_AGAIN)
+    return [_commit(transaction, row, topics[commit.topic], commit, heard) for commit in commits]
 
 
 def _check_generation(
@@ -386,7 +395,7 @@ def _check_generation(
 
 
 def _commit(
-    transaction: Transaction, group: dict[str, Any], topic: dict[str, Any], commit: OffsetCommit
+    transaction: Transaction, group: dict[str, Any], topic: dict[str, Any], commit: OffsetCommit, heard: int
 ) -> OffsetCommit:
     partition = partition_row(transaction, commit.topic, topic["id"], commit.partition_id)
     on = f"group {group['group_id']} on {commit.topic}/{commit.partition_id}"
@@ -399,7 +408,7 @@ def _commit(
             on=on,
             remedy="Use reset_offset (`lakebook groups reset`) to go back on purpose",
         )
-    _store(transaction, group, partition, before, commit.offset, commit.metadata)
+    _store(transaction, group, partition, before, commit.offset, commit.metadata, heard)
     return OffsetCommit(
         commit.topic, commit.partition_id, commit.offset, commit.metadata, commit.offset < partition["log_start"]
     )
@@ -422,7 +431,9 @@ def _store(
     before: dict[str, Any] | None,
     offset: int,
     metadata: str | None,
+    heard: int | None = None,
 ) -> None:
+    """Write an offset unless it is there already; then its time is noted after so many milliseconds again."""
     object_id = group["object_id"]
     values = {
         "committed_offset": offset,
@@ -436,7 +447,9 @@ def _store(
             "partition_id": partition["partition_id"],
         }
         insert_row(transaction, object_id, schema.consumer_offsets, {**key, **values})
-    elif (before["committed_offset"], before["metadata"]) != (offset, metadata):
+    elif (before["committed_offset"], before["metadata"]) != (offset, metadata) or (
+        heard is not None and values["committed_at"] - before["committed_at"] >= heard
+    ):
         update_row(transaction, object_id, schema.consumer_offsets, before, values)
 
 

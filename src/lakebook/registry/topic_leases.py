@@ -46,6 +46,7 @@ ROWS_OF_LEASE = Statement(
 SHARE_LEASE = Statement(
     sa.select(_l.topic_id, _l.partition_id, _l.from_offset, _l.sequence)
     .where(_l.id == bind("lease_id"))
+    .order_by(_l.topic_id, _l.partition_id)
     .with_for_update(read=True),
     "lease_id",
 )
@@ -73,6 +74,12 @@ def _with_ids(make: Any) -> dict[str, Any]:
     return {database: make(among(_l.id, "lease_ids", database)) for database in (SQLITE, POSTGRESQL)}
 
 
+_in_order = (_l.id, _l.topic_id, _l.partition_id)
+_lock = _with_ids(lambda these: sa.select(_l.id).where(these).order_by(*_in_order).with_for_update())
+LOCK_LEASES = Statement(_lock[SQLITE], "lease_ids", postgresql=_lock[POSTGRESQL])
+LOCK_LEASES_OF_TOPIC = Statement(
+    sa.select(_l.id).where(_l.topic_id == bind("of_topic")).order_by(*_in_order).with_for_update(), "of_topic"
+)
 _renew = _with_ids(
     lambda these: sa.update(schema.topic_leases).where(these).values(expires_at=bind("until")).returning(_l.id)
 )
@@ -143,6 +150,7 @@ def take_topic_lease(
     partitions = partition_rows(transaction, topic, row["id"], numbers)
     now = transaction.clock.now_ms()
     until = now + round(seconds * 1000)
+    _lock_rows(transaction, [lease_id])
     mine = _by_place(transaction.all(ENTER_LEASE, until, lease_id))
     theirs = {} if inherit is None else _by_place(transaction.all(SHARE_LEASE, inherit))
     new: list[Row] = []
@@ -159,6 +167,11 @@ def take_topic_lease(
             transaction.run(MOVE_BACK, offset, lease_id, *place)
     transaction.insert_many(INSERT_LEASE, new)
     return int(row["id"])
+
+
+def _lock_rows(transaction: Transaction, lease_ids: Iterable[str]) -> None:
+    """Lock all rows of leases in one order, so that nobody waits in a circle: a statement keeps to none."""
+    transaction.all(LOCK_LEASES, transaction.listed(lease_ids))
 
 
 def _by_place(rows: Iterable[Row]) -> dict[Place, tuple[int, int]]:
@@ -182,12 +195,14 @@ def _refuse(partition: dict[str, Any], offset: int, pins: Iterable[tuple[int, in
 
 def renew_topic_leases(transaction: Transaction, lease_ids: Sequence[str], seconds: float) -> set[str]:
     """Renew leases; the ids of those that are still held. One that pins nothing is not."""
+    _lock_rows(transaction, lease_ids)
     until = transaction.clock.now_ms() + round(seconds * 1000)
     return {row[0] for row in transaction.all(RENEW_LEASES, until, transaction.listed(lease_ids))}
 
 
 def advance_topic_lease(transaction: Transaction, lease_id: str, offsets: Mapping[Place, int]) -> set[Place]:
     """Let go of what lies before the given offsets; the places that the lease does not pin any more."""
+    _lock_rows(transaction, [lease_id])
     rows = [(offset, lease_id, topic_id, number) for (topic_id, number), offset in sorted(offsets.items())]
     transaction.run_many(ADVANCE, rows)
     return offsets.keys() - pinned_places(transaction, lease_id).keys()
@@ -198,19 +213,23 @@ def drop_from_topic_lease(transaction: Transaction, lease_id: str, places: Itera
     transaction.run_many(DROP_ROW, [(lease_id, *place) for place in sorted(places)])
 
 
-def end_topic_leases(transaction: Transaction, lease_ids: Iterable[str]) -> None:
+def end_topic_leases(transaction: Transaction, lease_ids: Sequence[str]) -> None:
     """Let go of leases."""
+    _lock_rows(transaction, lease_ids)
     transaction.run(END_LEASES, transaction.listed(lease_ids))
 
 
 def end_dead_topic_leases(transaction: Transaction, dead: Iterable[TopicLease]) -> None:
     """Remove leases that are as they were seen; one that was renewed since is not dead."""
-    for lease_id, seen in sorted({(lease.id, to_ms(lease.expires_at)) for lease in dead}):
+    ended = sorted({(lease.id, to_ms(lease.expires_at)) for lease in dead})
+    _lock_rows(transaction, {lease_id for lease_id, _ in ended})
+    for lease_id, seen in ended:
         transaction.run(END_DEAD_LEASE, lease_id, seen)
 
 
 def forget_topic_leases(transaction: Transaction, topic_id: int) -> None:
     """Delete what pins a hidden topic: it pins nothing any more, for the topic's records are gone on purpose."""
+    transaction.all(LOCK_LEASES_OF_TOPIC, topic_id)
     transaction.run(LEASES_OF_TOPIC, topic_id)
 
 

@@ -252,7 +252,8 @@ class Sent(Future[Acknowledgement]):
         def call() -> None:
             try:
                 fn(self)
-            except Exception:
+            except BaseException:
+                # Also one that wants to end its thread, which is not its own: others wait for what comes after.
                 LOG.exception("a callback of a record failed")
 
         with self._outcome.condition:

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -120,10 +120,17 @@ class Consumer:
         # What the group has committed, as far as this consumer knows, and when it committed last.
         self._committed: dict[TopicPartition, int | None] = {}
         self._committed_at = self._clock.monotonic()
+        #: What the application was told that it has got.
+        self._told: set[TopicPartition] = set()
         self._waiter = Waiter(lake.registry.database)
         self._listening = False
         self._reader = Reader(
-            lake, metadata, reset=self._options.reset, read_ahead=self._options.read_ahead, tell=self._waiter.wake
+            lake,
+            metadata,
+            self._topic_ids,
+            reset=self._options.reset,
+            read_ahead=self._options.read_ahead,
+            tell=self._waiter.wake,
         )
         self._follows_growth = group is None and partitions is None
         self._member: Member | None = None
@@ -156,6 +163,7 @@ class Consumer:
         for name in self.topics:
             if name not in found:
                 raise not_found(name)
+        self._topic_ids = {name: topic.id for name, topic in found.items()}
         if partitions is None:
             return [(name, number) for name in self.topics for number in range(found[name].partition_count)]
         chosen: list[TopicPartition] = []
@@ -213,15 +221,13 @@ class Consumer:
 
     def _begin_waiting(self) -> None:
         """Begin to read what was assigned."""
-        if not self._reader.waiting:
-            return
-        before = set(self._reader.readings)
         try:
             self._reader.begin_waiting()
         finally:
-            fresh = [place for place in self._reader.readings if place not in before]
-            if fresh and self._member is not None:
+            if self._member is not None and self._told != self._reader.readings.keys():
+                fresh = [place for place in self._reader.readings if place not in self._told]
                 self._record_starts(fresh)
+                self._told.update(fresh)
                 self._options.on_assigned(fresh)
 
     def _record_starts(self, places: Iterable[TopicPartition]) -> None:
@@ -232,6 +238,7 @@ class Consumer:
     def _forget(self, places: Iterable[TopicPartition]) -> None:
         gone = list(places)
         self._reader.forget(gone)
+        self._told.difference_update(gone)
         for place in gone:
             self._committed.pop(place, None)
 
@@ -241,12 +248,17 @@ class Consumer:
         member = self._member
         if member is None or not member.is_due:
             return
-        state = member.follow()
-        if state.member_id != self._member_id:
-            # What it had as another member is not its own any more.
-            self._lose_all()
-            self._member_id = state.member_id
-        self._adopt(member, state)
+        try:
+            state = member.follow()
+            if state.member_id != self._member_id:
+                # What it had as another member is not its own any more.
+                self._lose_all()
+                self._member_id = state.member_id
+            self._adopt(member, state)
+        except BaseException:
+            # What was not done is to be done by the next poll.
+            member.changed = True
+            raise
 
     def _adopt(self, member: Member, state: Membership) -> None:
         """Give away what others shall read, and take what is new."""
@@ -283,7 +295,14 @@ class Consumer:
     def poll(self, timeout: float | None = 1.0, max_records: int | None = None) -> list[Record]:
         """The next records, at most so many; it waits up to `timeout` seconds (none: for ever) for the first."""
         most = self._options.max_records if max_records is None else _most(max_records)
-        return [record for reading, batch in self._taken(timeout, most) for record in records_of(reading.topic, batch)]
+        taken = self._taken(timeout, most)
+        try:
+            return [record for reading, batch in taken for record in records_of(reading.topic, batch)]
+        except BaseException:
+            # An interrupt, or too little memory. Whoever has not got them must not commit them.
+            with self._lock:
+                self._reader.take_back(taken)
+            raise
 
     def poll_batches(
         self, timeout: float | None = 1.0, max_records: int | None = None
@@ -332,6 +351,7 @@ class Consumer:
         begun = reading.position
         try:
             for record in records_of(reading.topic, batch):
+                self._check_process()
                 with self._lock:
                     if not self._is_next(reading, record.offset):
                         return
@@ -356,6 +376,7 @@ class Consumer:
 
     def _wait_for(self, timeout: float | None, take: Callable[[], _Taken | None]) -> _Taken | None:
         """Wait until there is something to take. None from `take`: that there will be nothing more."""
+        self._check_process()
         left = float("inf") if timeout is None else float(timeout)
         deadline = self._clock.monotonic() + left
         with self._lock:
@@ -369,7 +390,11 @@ class Consumer:
                 found = take()
                 if found == [] and not self._reader.is_behind:
                     self._listen()
-                self._reader.read_ahead()
+                try:
+                    self._reader.read_ahead()
+                except BaseException:
+                    self._reader.take_back(found or [])
+                    raise
                 if found != [] or left <= 0:
                     return found
                 is_idle = not self._reader.is_behind
@@ -423,8 +448,11 @@ class Consumer:
         """Say that a topic was deleted: its partitions are shared out no more, and nobody else would say so."""
         unread = set(self.topics) - present
         if unread:
-            for topic in sorted(unread - self._metadata.get_topics(unread).keys()):
-                raise not_found(topic)
+            found = self._metadata.get_topics(unread)
+            for topic in sorted(unread):
+                # One of the same name is another topic, of which this member reads nothing.
+                if topic not in found or found[topic].id != self._topic_ids[topic]:
+                    raise not_found(topic)
 
     # --- positions -------------------------------------------------------------------
 
@@ -584,11 +612,13 @@ class Consumer:
                 if self._member is not None and self._reader.readings:
                     self._options.on_revoked(sorted(self._reader.readings))
             finally:
-                if self._member is not None:
-                    self._member.leave()
-                self._reader.close()
-                self._waiter.close()
-                self._on_close(self)
+                # One after the other, also if somebody is tired of waiting for one of them.
+                with ExitStack() as closing:
+                    closing.callback(self._on_close, self)
+                    closing.callback(self._waiter.close)
+                    closing.callback(self._reader.close)
+                    if self._member is not None:
+                        self._member.leave()
 
     def _commit_last(self, finished: bool) -> None:
         if self.group is None or self._options.commit_seconds is None:

@@ -84,8 +84,9 @@ class Lane:
         #: The batch that still takes records, and those before it that take no more.
         self.open: Batch | None = None
         self.closed: deque[Batch] = deque()
-        #: Whether a thread works on it.
+        #: Whether a thread works on it, and the batch that it sends, until that has landed or is given up.
         self.busy = False
+        self.sent: Batch | None = None
         self.not_before = 0.0
         self.failures = 0
         self.last_error: Exception | None = None
@@ -237,24 +238,23 @@ class Dispatcher:
             left = self._take_waiting()
             threads = list(self._threads)
             self._work.notify_all()
-        for batch in left:
-            self._finish(batch, error)
+        for lane, batch in left:
+            self._finish(batch, self._doubt(lane, batch) or error)
         for thread in threads:
             if thread is not threading.current_thread():
                 thread.join(_PARTING)
         for lane in self.lanes.values():
-            if not lane.busy:
-                lane.sender.release()
+            if not lane.busy and not lane.sender.release():
+                break  # The registry does not answer: it would be waited for once per partition.
 
-    def _take_waiting(self) -> list[Batch]:
+    def _take_waiting(self) -> list[tuple[Lane, Batch]]:
         """All batches on which no thread works, in order; the lock is held."""
-        left: list[Batch] = []
+        left: list[tuple[Lane, Batch]] = []
         for lane in self.lanes.values():
             lane.close_batch()
-            kept = 1 if lane.busy and lane.closed else 0
-            while len(lane.closed) > kept:
-                left.append(lane.closed.pop())
-        return sorted(left, key=lambda batch: batch.serial)
+            while lane.closed and lane.closed[-1] is not lane.sent:
+                left.append((lane, lane.closed.pop()))
+        return sorted(left, key=lambda found: found[1].serial)
 
     # --- threads ---------------------------------------------------------------------
 
@@ -275,12 +275,21 @@ class Dispatcher:
             while (lane := self._next()) is not None:
                 try:
                     self._work_on(lane)
-                finally:
-                    with self.lock:
-                        lane.busy = False
+                except BaseException:
+                    # A callback may want to end its thread, which is not its own.
+                    LOG.exception("%s/%s: a thread was disturbed", self._topic, lane.number)
+                self._leave(lane)
         finally:
             with self.lock:
                 self._threads.discard(threading.current_thread())
+
+    def _leave(self, lane: Lane) -> None:
+        """Let others work on a lane. If all is over meanwhile, nobody else will."""
+        with self.lock:
+            lane.busy, lane.sent = False, None
+            left = self._take_waiting() if self._ended else []
+        for one, batch in left:
+            self._finish(batch, self._doubt(one, batch) or self._refusal)
 
     def _next(self) -> Lane | None:
         """Wait for a lane that is due; none at the end. One idle thread watches the time, the others sleep."""
@@ -328,7 +337,8 @@ class Dispatcher:
     # --- one try ---------------------------------------------------------------------
 
     def _work_on(self, lane: Lane) -> None:
-        batch = lane.closed[0] if lane.closed else None
+        with self.lock:
+            batch = lane.sent = lane.closed[0] if lane.closed and not self._ended else None
         if batch is None:
             lane.sender.release()
             return
@@ -344,7 +354,7 @@ class Dispatcher:
         self._metrics.count_produced(batch.count, batch.size - OVERHEAD * batch.count)
         lane.failures, lane.last_error = 0, None
         with self.lock:
-            lane.closed.popleft()
+            self._pop(lane)
             more = bool(lane.closed or lane.open)
         self._finish(batch, None, lambda: batch.landed(self._topic, lane.number, base))
         if lane.sender.rest() and more:
@@ -368,8 +378,13 @@ class Dispatcher:
         lane.sender.give_up(batch)
         lane.failures, lane.not_before, lane.last_error = 0, 0.0, None
         with self.lock:
-            lane.closed.popleft()
+            self._pop(lane)
         self._finish(batch, error)
+
+    def _pop(self, lane: Lane) -> None:
+        """Take the batch that was sent from its lane; the lock is held."""
+        lane.closed.popleft()
+        lane.sent = None
 
     def _pause(self, lane: Lane, error: Exception) -> float:
         if isinstance(error, AppendTurnLost | SegmentOverlap):
@@ -382,24 +397,29 @@ class Dispatcher:
 
     def _too_late(self, lane: Lane, batch: Batch) -> LakebookError:
         """What the senders of a batch are told that was not stored in time."""
-        on, error = f"{self._topic}/{lane.number}", lane.last_error
-        because = f" ({type(error).__name__}: {error})" if error is not None else ""
-        told: LakebookError
-        if lane.sender.is_doubtful(batch):
-            told = CommitOutcomeUnknown(
-                f"it is not known whether {batch.count} records were stored{because}",
-                on=on,
-                remedy="Look whether they are there before you send them again",
-            )
-        elif self._ended and self._refusal is not None:
+        doubt = self._doubt(lane, batch)
+        if doubt is not None:
+            return doubt
+        if self._ended and self._refusal is not None:
             return self._refusal
-        else:
-            told = ProduceFailed(
-                f"{batch.count} records could not be stored in time, and are not in the topic{because}",
-                on=on,
-                remedy="Send them again when the cause is mended",
-            )
-        told.__cause__ = error
+        told = ProduceFailed(
+            f"{batch.count} records could not be stored in time, and are not in the topic{_because(lane)}",
+            on=f"{self._topic}/{lane.number}",
+            remedy="Send them again when the cause is mended",
+        )
+        told.__cause__ = lane.last_error
+        return told
+
+    def _doubt(self, lane: Lane, batch: Batch) -> LakebookError | None:
+        """What the senders of a batch are told that was tried, if nobody knows whether it has landed."""
+        if not lane.sender.is_doubtful(batch):
+            return None
+        told = CommitOutcomeUnknown(
+            f"it is not known whether {batch.count} records were stored{_because(lane)}",
+            on=f"{self._topic}/{lane.number}",
+            remedy="Look whether they are there before you send them again",
+        )
+        told.__cause__ = lane.last_error
         return told
 
     def _fail_all(self, lane: Lane, batch: Batch, error: LakebookError) -> None:
@@ -407,24 +427,32 @@ class Dispatcher:
         self.refuse(error)
         with self.lock:
             self._ended = True
-            lane.closed.popleft()
+            self._pop(lane)
             left = self._take_waiting()
             self._work.notify_all()
-        for one in (batch, *left):
-            self._finish(one, error)
+        self._finish(batch, error)
+        for other, one in left:
+            self._finish(one, self._doubt(other, one) or error)
 
     def _finish(self, batch: Batch, error: BaseException | None, tell: Callable[[], None] | None = None) -> None:
         """Tell the senders of a batch what became of it, and make room."""
-        if error is not None:
-            batch.failed(error)
-        elif tell is not None:
-            tell()
-        with self.lock:
-            self._bytes -= batch.size
-            self._failure = self._failure or error
-            del self._unfinished[batch.serial]
-            self._room.notify_all()
-            self._done.notify_all()
+        try:
+            if error is not None:
+                batch.failed(error)
+            elif tell is not None:
+                tell()
+        finally:
+            with self.lock:
+                self._bytes -= batch.size
+                self._failure = self._failure or error
+                del self._unfinished[batch.serial]
+                self._room.notify_all()
+                self._done.notify_all()
+
+
+def _because(lane: Lane) -> str:
+    error = lane.last_error
+    return "" if error is None else f" ({type(error).__name__}: {error})"
 
 
 def _reason(error: Exception) -> str:

@@ -246,17 +246,25 @@ class Fetcher:
     def head(self, stream: PartitionStream, position: int) -> Fetched | None:
         """What was read at or after a position; none if it has to be waited for. A failure is raised here, once."""
         with self._lock:
-            while stream.ready and stream.ready[0].end <= position:
-                size = stream.ready.popleft().size
-                stream.size -= size
-                self._bytes -= size
-                stream.eager = True
+            self._trim(stream, position)
             if stream.ready:
                 return stream.ready[0]
             error, stream.error = stream.error, None
         if error is not None:
             raise error
         return None
+
+    def trim(self, stream: PartitionStream, position: int) -> None:
+        """Let go of what lies before a position."""
+        with self._lock:
+            self._trim(stream, position)
+
+    def _trim(self, stream: PartitionStream, position: int) -> None:
+        while stream.ready and stream.ready[0].end <= position:
+            size = stream.ready.popleft().size
+            stream.size -= size
+            self._bytes -= size
+            stream.eager = True
 
     def close(self) -> None:
         """End all threads."""

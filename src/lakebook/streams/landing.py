@@ -7,7 +7,7 @@ on the way costs the segments that were stored: they are stamped again from the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -22,6 +22,7 @@ from lakebook.errors import (
     InsertFailed,
     LakebookError,
     ObjectNotFound,
+    PartitionNotFound,
     SegmentGap,
     SegmentOverlap,
 )
@@ -127,8 +128,8 @@ class _Attempt:
                 self._claim()
                 try:
                     return self._append(sink, batch_id)
-                except (AppendTurnLost, SegmentOverlap, SegmentGap):
-                    self._turns.clear()
+                except (AppendTurnHeld, AppendTurnLost, SegmentOverlap, SegmentGap):
+                    self._give_back(self._turns)
         except CommitAborted as error:
             raise InsertFailed(
                 "the batch was given up by a sweep before it landed",
@@ -136,9 +137,7 @@ class _Attempt:
                 remedy="Repeat it",
             ) from error
         finally:
-            for turn in self._turns.values():
-                with suppress(LakebookError):
-                    self._metadata.release_append(turn)
+            self._give_back(self._turns)
             if self._spare:
                 _end(self._lake, self._metadata, self._folder)
 
@@ -164,19 +163,35 @@ class _Attempt:
         """Take the turns of all partitions, in order, so that two batches do not wait for each other."""
         clock = self._lake.clock
         until = clock.monotonic() + self._lake.settings.produce_seconds
-        for number in sorted(self._files):
-            while number not in self._turns:
-                try:
-                    self._turns[number] = self._claimed(number)
-                except AppendTurnHeld:
-                    if clock.monotonic() >= until:
-                        raise
-                    clock.sleep(_PAUSE)
-                    self._renew()
+        while True:
+            # Nothing is stored yet: whatever was lost is claimed again.
+            with suppress(AppendTurnHeld, AppendTurnLost):
+                self._renew()
+            absent = sorted(self._files.keys() - self._turns.keys())
+            if not absent:
+                return
+            self._give_back([number for number in self._turns if number > absent[0]])
+            try:
+                self._turns[absent[0]] = self._claimed(absent[0])
+            except AppendTurnHeld:
+                if clock.monotonic() >= until:
+                    raise
+                clock.sleep(_PAUSE)
+
+    def _give_back(self, numbers: Iterable[int]) -> None:
+        for number in list(numbers):
+            with suppress(LakebookError):
+                self._metadata.release_append(self._turns.pop(number))
 
     def _claimed(self, number: int) -> AppendTurn:
-        turn = self._metadata.claim_append(self._stage.topic, number, holder=f"batch-{self._commit_id}")
+        try:
+            turn = self._metadata.claim_append(self._stage.topic, number, holder=f"batch-{self._commit_id}")
+        except PartitionNotFound:
+            # A topic loses no partition: this is another one of the same name.
+            raise not_found(self._stage.topic) from None
         if turn.topic_id != self._stage.topic_id:
+            with suppress(LakebookError):
+                self._metadata.release_append(turn)
             raise not_found(self._stage.topic)
         return turn
 

@@ -38,7 +38,6 @@ from lakebook.registry.segments import BASE_OFFSET, LIST_SEGMENTS, SegmentInfo, 
 from lakebook.registry.topics import Topic, not_found
 from lakebook.registry.transactions import new_id
 from lakebook.streams.metadata_store import MetadataStore
-from lakebook.streams.mirroring import follow_merge
 from lakebook.streams.retention import topics_after
 from lakebook.streams.segment_files import (
     COMPRESSION,
@@ -319,15 +318,8 @@ def merge(lake: Lake, metadata: MetadataStore, topic: Topic, number: int, old: S
         failpoints.reach("merge.written")
         new = _described(topic, number, file)
         assert folder.commit_id is not None
-        commit_id = folder.commit_id
         merged = metadata.replace_segments(
-            topic.id,
-            number,
-            old,
-            new,
-            commit_id=commit_id,
-            footers={file.path: file.footer},
-            then=lambda transaction, _: follow_merge(transaction, topic.id, old, new, commit_id),
+            topic.id, number, old, new, commit_id=folder.commit_id, footers={file.path: file.footer}
         )
     except BaseException:
         # If the registry does not answer, the janitor ends it.

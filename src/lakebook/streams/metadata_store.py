@@ -837,7 +837,9 @@ class MetadataStore:
             check_offset(commit.offset, f"group {group_id} on {commit.topic}/{commit.partition_id}")
             check_text("metadata", commit.metadata)
         return self._registry.write(
-            lambda transaction: groups.commit_offsets(transaction, group_id, commits, generation, member)
+            lambda transaction: groups.commit_offsets(
+                transaction, group_id, commits, generation, member, kept=self._settings.group_kept
+            )
         )
 
     def get_committed_offset(self, group_id: str, topic: str, partition_id: int) -> int | None:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
-from lakebook.errors import LakebookError, LeaseLost
+from lakebook.errors import LakebookError, LeaseLost, TransientError
 from lakebook.lake.lake import Lake
 from lakebook.registry.topic_leases import (
     Place,
@@ -31,6 +31,8 @@ class Pin:
         # Held by who asks the registry: a renewal must not undo what was just pinned.
         self._asking = threading.RLock()
         self._needed: dict[Place, int] = {}
+        #: What is needed no more, and the registry may not have heard of that.
+        self._dropped: set[Place] = set()
         self._lost = False
         self._closed = False
         self._renewed = self._used = lake.clock.monotonic()
@@ -55,6 +57,7 @@ class Pin:
             if not self._needed:
                 self._renewed = self._used
             self._needed.update({(topic_id, number): offset for number, offset in offsets.items()})
+            self._dropped -= self._needed.keys()
             self._lake.renewals.hold_pin(self)
             return topic_id
 
@@ -64,13 +67,19 @@ class Pin:
             self._needed[place] = offset
 
     def drop(self, places: Iterable[Place]) -> None:
-        """Let go of some partitions."""
+        """Let go of some partitions. If the registry does not answer, it learns of it with the next renewal."""
         with self._asking:
-            mine = [place for place in places if place in self._needed]
-            if mine and not self._lost:
-                self._lake.registry.write(lambda transaction: drop_from_topic_lease(transaction, self.id, mine))
+            mine = {place for place in places if place in self._needed}
             for place in mine:
                 del self._needed[place]
+            self._dropped |= mine
+            if mine and not self._lost:
+                with suppress(TransientError):
+                    self._lake.registry.write(self._drop)
+                    self._dropped.clear()
+
+    def _drop(self, transaction: Transaction) -> None:
+        drop_from_topic_lease(transaction, self.id, self._dropped)
 
     def check(self) -> None:
         """Raise `LeaseLost` unless it is still held.
@@ -106,12 +115,14 @@ class Pin:
             needed = dict(self._needed)
 
             def work(transaction: Transaction) -> bool:
+                self._drop(transaction)
                 # All of a lease goes at once, unless a topic is deleted: then nothing of it is left to be read.
                 lost = advance_topic_lease(transaction, self.id, needed)
                 return bool(renew_topic_leases(transaction, [self.id], settings.lease_seconds)) and not lost
 
             if self._lake.registry.write(work):
                 self._renewed = asked
+                self._dropped.clear()
             else:
                 self._lost = True
 

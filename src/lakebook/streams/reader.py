@@ -58,10 +58,18 @@ class Reader:
     """Reads partitions. One thread at a time uses it; `tell` is called by others when there is something to take."""
 
     def __init__(
-        self, lake: Lake, metadata: MetadataStore, *, reset: str, read_ahead: int, tell: Callable[[], None]
+        self,
+        lake: Lake,
+        metadata: MetadataStore,
+        topic_ids: Mapping[str, int],
+        *,
+        reset: str,
+        read_ahead: int,
+        tell: Callable[[], None],
     ) -> None:
         self._lake = lake
         self._metadata = metadata
+        self._topic_ids = topic_ids
         self._reset = reset
         self._fetcher = Fetcher(lake, metadata, read_ahead, tell)
         self._pin = Pin(lake)
@@ -108,13 +116,20 @@ class Reader:
             self.begin(self.waiting)
 
     def present(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, Partition]:
-        """The partitions as they are now; one that is not there is an error."""
+        """The partitions as they are now; one that is not there, or of another topic of that name, is an error."""
         wanted = list(places)
         found = self._metadata.get_partitions(wanted) if wanted else {}
         for topic, number in wanted:
-            if (topic, number) not in found:
-                raise no_partition(topic, number) if self._metadata.get_topics([topic]) else not_found(topic)
+            partition = found.get((topic, number))
+            if partition is None and self._is_there(topic):
+                raise no_partition(topic, number)
+            if partition is None or partition.topic_id != self._topic_ids[topic]:
+                raise not_found(topic)
         return found
+
+    def _is_there(self, topic: str) -> bool:
+        found = self._metadata.get_topics([topic])
+        return topic in found and found[topic].id == self._topic_ids[topic]
 
     def _settled(self, partition: Partition, where: Start) -> tuple[int, int]:
         """The offset that a place stands for, and the one to begin at."""
@@ -194,6 +209,10 @@ class Reader:
     def read_ahead(self) -> None:
         """Have what is there read in the background."""
         for reading in self.readings.values():
+            if reading.stream is not None:
+                # Also of those that are read to their end: what they hold would be kept from the others.
+                self._fetcher.trim(reading.stream, reading.position)
+        for reading in self.readings.values():
             if reading.is_behind:
                 if reading.stream is None:
                     reading.stream = self._fetcher.open(reading.topic_id, reading.number, reading.position)
@@ -227,13 +246,25 @@ class Reader:
                     if not moving:
                         break
                     self.move(reading, reading.position + batch.num_rows)
-            except LakebookError as error:
+            except Exception as error:
                 if not found:
                     raise
                 # Those before it are handed out now; the next call tells.
                 if reading.stream is not None:
                     reading.stream.error = error
+            except BaseException:
+                self.take_back(found)
+                raise
         return found
+
+    def take_back(self, taken: Iterable[tuple[Reading, pa.RecordBatch]]) -> None:
+        """Hand out again what was taken and did not arrive."""
+        for former, batch in reversed(list(taken)):
+            reading, base = self.readings.get(former.place), int(batch.column("offset")[0].as_py())
+            if reading is not None and reading.position == base + batch.num_rows:
+                self._let_go(reading)
+                reading.done = min(reading.done, base)
+                self.move(reading, base)
 
     def _next_batch(self, reading: Reading, most: int) -> pa.RecordBatch | None:
         if reading.stream is None:

@@ -79,10 +79,15 @@ def stamped(content: pa.Table, partition: int, base_offset: int) -> pa.Table:
     rows = content.num_rows
     columns = [
         pa.repeat(pa.scalar(partition, pa.int32()), rows),
-        pa.array(range(base_offset, base_offset + rows), pa.int64()),
+        _offsets(base_offset, rows),
         *(content.column(field.name) for field in CONTENT_SCHEMA),
     ]
     return pa.Table.from_arrays(columns, schema=SEGMENT_SCHEMA)
+
+
+def _offsets(base: int, number: int) -> pa.Array:
+    """Consecutive offsets. Arrow counts in no time; numbers that Python counts cost a third of a segment's writing."""
+    return pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), number), start=base - 1)
 
 
 def segment_writer(
@@ -188,8 +193,7 @@ class SegmentReader:
 def check_offsets(rows: pa.RecordBatch | pa.Table, partition: int, base_offset: int, path: str) -> None:
     """Refuse rows whose partition and offsets are not those that the registry has confirmed."""
     offsets = rows.column("offset")
-    expected = pa.array(range(base_offset, base_offset + rows.num_rows), pa.int64())
-    same = pc.all(pc.equal(offsets, expected)).as_py()
+    same = pc.all(pc.equal(offsets, _offsets(base_offset, rows.num_rows))).as_py()
     if rows.num_rows and not (same and pc.all(pc.equal(rows.column("partition"), partition)).as_py()):
         raise InvalidFile(
             f"its rows are not the records {base_offset} to {base_offset + rows.num_rows - 1} of partition {partition}",

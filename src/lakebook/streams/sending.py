@@ -87,12 +87,15 @@ class PartitionSender:
             return None
         return self._used_at + (_IDLE_SHARED if self._shared else _IDLE_ALONE)
 
-    def release(self) -> None:
-        """Give the turn back, if it is held. What fails is left to the turn's time limit."""
+    def release(self) -> bool:
+        """Give the turn back, if it is held; false if that fails, which is left to the turn's time limit."""
         turn, self._turn = self._turn, None
-        if turn is not None:
-            with suppress(LakebookError):
+        try:
+            if turn is not None:
                 self._metadata.release_append(turn)
+        except LakebookError:
+            return False
+        return True
 
     def rest(self) -> bool:
         """Give the turn back if it was kept for long; whether others are to be left a moment for it."""

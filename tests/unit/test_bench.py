@@ -1,0 +1,30 @@
+"""The bench of streams: that it measures what it says, at a size that takes a moment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bench import streams
+from bench.asked import Asked
+from bench.measure import Effort
+from bench.places import Ground
+
+from lakebook.registry.statements import POSTGRESQL, SQLITE
+
+
+def say(what: str, done: int = 0, total: int | None = None) -> None:
+    """Nobody watches."""
+
+
+def test_the_bench_of_streams_measures_every_way_in_and_out_beside_a_peer(tmp_path: Path) -> None:
+    # Spark is measured on the first of the databases only, which is not this one.
+    kinds, effort = (POSTGRESQL, SQLITE), Effort(rounds=1, seconds=0.001, singles=5)
+    asked = Asked(kinds, ["streams"], True, effort, [], 0, [], [], 0, [], records=2_000, among=200)
+    ground = Ground(SQLITE, tmp_path)
+    found = list(streams.measure(ground, asked, say))
+    assert all(result.ratio is not None and result.ratio > 0 for result in found)
+    assert all(result.database == SQLITE for result in found)
+    names = " ".join(result.name for result in found)
+    for way in ("send", "send_many", "send_table", "poll", "iterating", "poll_batches", "acknowledgement"):
+        assert way in names
+    assert {result.size for result in found if "reading one record" in result.name} == {200}
