@@ -123,6 +123,11 @@ def _values(number: int) -> list[bytes]:
     return [chance.randbytes(_BYTES // 2).hex().encode() for _ in range(number)]
 
 
+def _times(first_ms: int, number: int) -> pa.Array:
+    """Times a millisecond apart."""
+    return pa.array(range(first_ms * 1000, (first_ms + number) * 1000, 1000), pa.int64()).cast(TIMESTAMP)
+
+
 # --- producing ------------------------------------------------------------------
 
 
@@ -244,7 +249,9 @@ def _produce_works(producer: Producer, given: _Given, bare: _Bare) -> dict[str, 
 def _fill(book: Book, topic: str, number: int, times: int = 1) -> list[str]:
     """A topic of one partition with so many records in a few segments; where these are."""
     book.metadata.create_topic(topic, 1, config={"segment.records": str(-(-number * times // _SEGMENTS))})
+    # Each with a time of its own: equal ones would be converted once for all.
     table = _Given(_values(number), [None]).table()
+    table = table.append_column("timestamp", _times(to_ms(_FIRST_TIME), number))
     with book.producer(topic) as producer:
         for _ in range(times):
             producer.send_table(table)
@@ -463,8 +470,7 @@ class _Log:
         self.place.analyze()
 
     def _store(self, values: pa.Array, base: int) -> SegmentFile:
-        first = to_ms(_FIRST_TIME) + base
-        times = pa.array(range(first * 1000, (first + len(values)) * 1000, 1000), pa.int64()).cast(TIMESTAMP)
+        times = _times(to_ms(_FIRST_TIME) + base, len(values))
         rows = _columns(values, pa.nulls(len(values), pa.binary()), times, base)
         return store_segment(self.book.lake.store, f"found/{base}.parquet", rows)
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -39,6 +37,7 @@ from lakebook.streams.landing import Landing, land_batch, most_record
 from lakebook.streams.metadata_store import MetadataStore
 from lakebook.streams.pinning import Pin
 from lakebook.streams.records import Record
+from lakebook.streams.segment_files import store_segment
 from lakebook.streams.staging import Stage, Stager
 from segment_logs import log_of
 from streaming import PATIENCE, in_thread, produce, read, values
@@ -95,7 +94,11 @@ def wait_until(condition: Callable[[], bool]) -> None:
 def test_every_batch_of_a_partition_fails_when_the_topic_is_gone(orders: Book) -> None:
     with orders.producer("orders", linger=PATIENCE) as producer:
         held = threading.Event()
-        failpoints._armed["produce.stamped"] = lambda: held.wait(PATIENCE) and None
+
+        def hold() -> None:
+            held.wait(PATIENCE)
+
+        failpoints._armed["produce.stamped"] = hold
         try:
             sent = [producer.send(b"0", partition=0)]
             assert isinstance(ends(lambda: producer.flush(0.01)), Exception)
@@ -400,18 +403,17 @@ def test_a_batch_that_loses_a_turn_while_it_stores_begins_anew(place: Place, mon
     clock = ManualClock()
     book = place.open(clock=clock)
     book.metadata.create_topic("orders", 2)
-    real = landing.store_segment
     stored: list[str] = []
 
-    def store_segment(store: ObjectStore, path: str, *args: Any, **named: Any) -> Any:
+    def store_and_intrude(store: ObjectStore, path: str, *args: Any, **named: Any) -> Any:
         stored.append(path)
         if len(stored) == 1:
             clock.advance(31)
             turn = book.metadata.claim_append("orders", 1, holder="another", seconds=0.05)
             book.metadata.append_segment(turn, describe(partition=1, count=5))
-        return real(store, path, *args, **named)
+        return store_segment(store, path, *args, **named)
 
-    monkeypatch.setattr(landing, "store_segment", store_segment)
+    monkeypatch.setattr(landing, "store_segment", store_and_intrude)
     assert stage_and_land(book, [0, 1]).record_count == 2
     assert [high_watermark(book, number) for number in range(2)] == [1, 6]
     assert len(stored) == len(set(stored)) == 3
@@ -441,11 +443,21 @@ def high_watermark(book: Book, number: int) -> int:
 def away(place: Place) -> Iterator[None]:
     """Let nobody use the registry: a server that lets nobody in, or a file that somebody else has locked."""
     if place.kind == SQLITE:
-        (file,) = Path(place.target).glob("*.db")
-        other = sqlite3.connect(file, isolation_level=None)
-        other.execute("BEGIN IMMEDIATE")
-        yield
-        other.close()
+        other, begun, over = place.open(), threading.Event(), threading.Event()
+
+        def work(_: object) -> bool:
+            begun.set()
+            return over.wait(PATIENCE)
+
+        def hold() -> None:
+            other._registry.write(work)
+
+        with in_thread(hold):
+            assert begun.wait(PATIENCE)
+            try:
+                yield
+            finally:
+                over.set()
         return
     where = psycopg.conninfo.conninfo_to_dict(place.target)
     name = where.pop("dbname")

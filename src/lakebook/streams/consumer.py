@@ -224,8 +224,8 @@ class Consumer:
         try:
             self._reader.begin_waiting()
         finally:
-            if self._member is not None and self._told != self._reader.readings.keys():
-                fresh = [place for place in self._reader.readings if place not in self._told]
+            fresh = [place for place in self._reader.readings if place not in self._told]
+            if fresh and self._member is not None:
                 self._record_starts(fresh)
                 self._told.update(fresh)
                 self._options.on_assigned(fresh)
