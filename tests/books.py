@@ -7,6 +7,7 @@ import os
 import tempfile
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 # The server's package looks for a private runtime folder when it is imported.
 if "XDG_RUNTIME_DIR" not in os.environ:
@@ -49,7 +50,8 @@ class Postgres:
         return self.url(name)
 
     def drop(self, url: str) -> None:
-        name = url.rpartition("/")[2].partition("?")[0]
+        # What follows the name has slashes of its own: the folder of the server's socket.
+        name = urlsplit(url).path.removeprefix("/")
         self._admin.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
 
     def stop(self) -> None:
