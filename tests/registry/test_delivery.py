@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import psycopg
 import pytest
 
 from astha_subscribers import (
@@ -26,7 +27,7 @@ from astha_subscribers import (
     sequences_of,
     until,
 )
-from books import SQLITE, Place
+from books import POSTGRESQL, SQLITE, Place
 from lake import in_memory, insert, numbers, records
 from lakebook import Book, failpoints
 from lakebook.cdc import delivery as delivery_module
@@ -267,15 +268,21 @@ def test_events_of_an_object_that_come_within_its_linger_are_handed_over_togethe
 # --- attempts ----------------------------------------------------------------------
 
 
-@in_memory
+def check_undisturbed(book: Book, other: Recorder) -> None:
+    """It was told of everything, each once, whatever became of others."""
+    assert other.sequences() == sequences_of(all_events(book, ["segments"]))
+    assert (other.tried, other.refreshes) == (other.calls, [])
+
+
 @pytest.mark.parametrize("times", [1, 5, 29])
 def test_an_event_that_fails_up_to_the_last_attempt_is_taken(book: Book, times: int) -> None:
     failing = Failing(times)
-    recorder = Recorder(act=failing)
-    begin_here(book)
-    with delivering(book, recorder) as astha:
+    recorder, other = Recorder(act=failing), Recorder("other")
+    begin_here(book, "recorder", "other")
+    with delivering(book, recorder, other) as astha:
         append(book)
         assert astha.wait_idle(PATIENCE)
+    check_undisturbed(book, other)
     assert failing.failures == times
     assert len(recorder.events) == 1
     assert len(recorder.tried) == times + 1
@@ -424,16 +431,16 @@ def test_an_error_of_any_text_is_written_down_and_stops_nobody(place: Place, err
     assert book._registry.read_with(lambda reader: list_work(reader, "astha", None, 10**18, 10)) == []
 
 
-@in_memory
 @pytest.mark.parametrize("garbage", [False, 0, "", "done", [], 1.5], ids=repr)
 def test_whoever_returns_something_has_not_taken_it(place: Place, garbage: object) -> None:
     book = place.open(**QUICK, delivery_attempts=3)
     book.metadata.create_topic(TOPIC)
-    recorder = Recorder(act=lambda _: garbage)
-    begin_here(book)
-    with delivering(book, recorder) as astha:
+    recorder, other = Recorder(act=lambda _: garbage), Recorder("other")
+    begin_here(book, "recorder", "other")
+    with delivering(book, recorder, other) as astha:
         append(book)
         assert astha.wait_idle(PATIENCE)
+    check_undisturbed(book, other)
     (letter,) = letters(book)
     assert "instead of nothing" in letter.error
     assert len(recorder.tried) == 3
@@ -458,19 +465,19 @@ def test_a_refresh_that_fails_is_tried_until_it_succeeds_and_parks_nothing(place
 # --- calls that take too long ------------------------------------------------------
 
 
-@in_memory
 def test_a_call_that_hangs_is_given_up_after_its_time_out_its_object_refreshed_and_the_rest_goes_on(book: Book) -> None:
     hanging = Gate(times=1)
-    recorder = Recorder(act=hanging, timeout=0.1)
-    begin_here(book)
-    with delivering(book, recorder) as astha:
+    recorder, other = Recorder(act=hanging, timeout=0.2), Recorder("other")
+    begin_here(book, "recorder", "other")
+    with delivering(book, recorder, other) as astha:
         append(book, 0)
         until(lambda: recorder.refreshes)
         assert [(item.object_id, item.reason) for item in recorder.refreshes] == [(object_of(book, 0), GIVEN_UP)]
         append(book, 0)
         append(book, 1)
         assert astha.wait_idle(PATIENCE)
-        assert [event.data.base_offset for event in recorder.events] == [1, 0]
+        taken = {(event.object_id, event.data.base_offset) for event in recorder.events}
+        assert taken == {(object_of(book, 0), 1), (object_of(book, 1), 0)}
         assert astha.status()["subscribers"]["recorder"]["abandoned"] == 1
         # What comes back so late is not heard.
         hanging.opened.set()
@@ -479,6 +486,7 @@ def test_a_call_that_hangs_is_given_up_after_its_time_out_its_object_refreshed_a
         append(book, 0)
         assert astha.wait_idle(PATIENCE)
     assert letters(book) == []
+    check_undisturbed(book, other)
 
 
 @in_memory
@@ -632,6 +640,100 @@ def test_one_that_does_not_say_whether_it_is_well_uses_up_no_attempt(
     assert letters(book) == []
     # Whether it took the event is not known, so it was told of the state.
     assert len(recorder.events) + len(recorder.refreshes) >= 1
+
+
+@in_memory
+def test_one_that_says_too_late_that_it_is_well_is_told_nothing_out_of_turn(
+    book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery_module, "HEALTH_SECONDS", 0.1)
+    # Not well when the first call fails, so that the breaker opens; the question of the next call hangs.
+    failing, ill, hanging = Failing(1), Failing(1), Gate(times=1)
+
+    def health() -> None:
+        if failing.failures:
+            ill()
+            hanging()
+
+    recorder = Recorder(act=failing, health=health)
+    begin_here(book)
+    with delivering(book, recorder) as astha:
+        append(book)
+        until(lambda: recorder.events)
+        assert (ill.failures, hanging.held) == (1, 1)
+        append(book)
+        append(book)
+        assert astha.wait_idle(PATIENCE)
+        hanging.opened.set()
+        until(lambda: abandoned(astha) == 0)
+    assert [event.data.base_offset for event in recorder.events] == [0, 1, 2]
+    assert recorder.refreshes == []
+
+
+class Hesitant(Recorder):
+    """Whose workers hesitate before they read events from the log."""
+
+    def __init__(self, gate: Gate, **options: Any) -> None:
+        self._gate = gate
+        super().__init__(**options)
+
+    @property
+    def subscribed_tables(self) -> tuple[str, ...]:
+        if threading.current_thread().name.endswith("-worker"):
+            self._gate()
+        return super().subscribed_tables
+
+
+def abandoned(astha: Astha) -> int:
+    return int(astha.status()["subscribers"]["recorder"]["abandoned"])
+
+
+@in_memory
+def test_events_that_are_read_too_late_are_not_handed_over_out_of_turn(place: Place) -> None:
+    clock = ManualClock()
+    book = place.open(clock=clock, **QUICK)
+    book.metadata.create_topic(TOPIC)
+    begin_here(book)
+    with delivering(book, Recorder(act=Failing())):
+        append(book)
+        until(lambda: lanes(book))
+    clock.advance(1)
+    hanging = Gate(times=1)
+    recorder = Hesitant(hanging)
+    # What is left of the last time is read from the log.
+    with delivering(book, recorder) as astha:
+        until(lambda: hanging.held)
+        clock.advance(recorder.timeout)
+        append(book)
+        assert astha.wait_idle(PATIENCE)
+        assert abandoned(astha) == 1
+        hanging.opened.set()
+        until(lambda: abandoned(astha) == 0)
+    assert [refresh.reason for refresh in recorder.refreshes] == [GIVEN_UP]
+    assert 0 not in [event.data.base_offset for event in recorder.events]
+
+
+@pytest.mark.parametrize("place", [POSTGRESQL], indirect=True)
+def test_a_state_that_is_read_too_late_is_not_handed_over_out_of_turn(place: Place) -> None:
+    clock = ManualClock()
+    book = place.open(clock=clock, **QUICK, lock_timeout=PATIENCE)
+    book.metadata.create_topic(TOPIC)
+    begin_here(book)
+    recorder = Recorder()
+    with delivering(book, recorder) as astha, psycopg.connect(place.target) as other:
+        (delivery,) = astha._deliveries
+        # Nobody can read the state of an object while this is held.
+        other.execute("LOCK TABLE lake_objects IN ACCESS EXCLUSIVE MODE")
+        delivery.refresh(1)
+        for number in (1, 2):
+            until(lambda: astha.status()["subscribers"]["recorder"]["running"])
+            clock.advance(recorder.timeout)
+            delivery.wake()
+            until(lambda: abandoned(astha) == number)  # noqa: B023
+        other.rollback()
+        until(lambda: abandoned(astha) == 0)
+        assert astha.wait_idle(PATIENCE)
+    assert [refresh.reason for refresh in recorder.refreshes] == [GIVEN_UP]
 
 
 @in_memory

@@ -733,18 +733,18 @@ class Delivery:
                 unwell = self._unwell(call)
                 if unwell is not None:
                     return _Outcome(call, events, error=SubscriberFailed(unwell, on=self.name), unwell=unwell)
-                self._allow(call, self.subscriber.timeout)
+                self._go_on(call, self.subscriber.timeout)
             if call.fetch is not None:
                 found = self._fetched(call.object_id, *call.fetch)
                 if found is None:
                     return _Outcome(call, gone=True)
                 events = found
             if call.refresh is not None:
-                covered = self._take_anew(call.object_id, call.refresh)
-            elif len(events) == 1:
-                _require_nothing(self.subscriber.on_event, events[0])
+                covered = self._take_anew(call, call.refresh)
             elif events:
-                _require_nothing(self.subscriber.on_events, events)
+                self._tell(call, events)
+        except _GivenUp:
+            return _Outcome(call, events)
         except _REGISTRY_AWAY as error:
             return _Outcome(call, events, error=error, unwell=described(error))
         except BaseException as error:  # noqa: BLE001 - whatever it is, it was not taken
@@ -764,27 +764,50 @@ class Delivery:
             return None
         return [Event(captured) for captured in found]
 
-    def _take_anew(self, object_id: int, reason: str) -> int:
+    def _tell(self, call: _Call, events: Sequence[Event[Any]]) -> None:
+        self._go_on(call, self.subscriber.timeout)
+        if len(events) == 1:
+            _require_nothing(self.subscriber.on_event, events[0])
+        else:
+            _require_nothing(self.subscriber.on_events, events)
+
+    def _take_anew(self, call: _Call, reason: str) -> int:
         """Have the subscriber take an object's state; the last event that the state covers."""
+        object_id = call.object_id
         kind, last, table = self._registry.in_snapshot(lambda reader: deliveries.object_state(reader, object_id))
+        self._go_on(call, self.subscriber.timeout)
         _require_nothing(self.subscriber.on_refresh, Refresh(object_id, kind, table, reason))
         return last
 
-    def _allow(self, call: _Call, seconds: float) -> None:
-        """Give a call so much time from now on."""
-        call.deadline = self._clock.monotonic() + seconds
-        self._inbox.put(None)
+    def _go_on(self, call: _Call, seconds: float, *, asking: bool = False) -> None:
+        """Give a call so much time from now on; refused if it was given up, since another has its turn by then.
+
+        Under the lock, and right before the subscriber is called: whatever took so long, it is not told
+        what others were told since.
+        """
+        with self._lock:
+            if call.abandoned:
+                raise _GivenUp
+            deadline = self._clock.monotonic() + seconds
+            is_sooner = deadline < call.deadline
+            call.asking, call.deadline = asking, deadline
+        if is_sooner:
+            self._inbox.put(None)  # The thread waits for the former deadline.
 
     def _unwell(self, call: _Call) -> str | None:
-        call.asking = True
-        self._allow(call, HEALTH_SECONDS)
+        """Why the subscriber is not well; none if it is, and none of a call that was given up."""
         try:
+            self._go_on(call, HEALTH_SECONDS, asking=True)
             _require_nothing(self.subscriber.on_health)
+        except _GivenUp:
+            return None
         except BaseException as error:  # noqa: BLE001 - whatever it is, it is not well
             return f"it is not well ({described(error)})"
-        finally:
-            call.asking = False
         return None
+
+
+class _GivenUp(Exception):
+    """The call was given up before the subscriber was told anything."""
 
 
 # The object id of a question for health: no lake object has it.
