@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import duckdb
 import pytest
 
+from astha_subscribers import until
 from books import POSTGRESQL, SQLITE, Place, describe
 from by_hand import present_clock
 from lake import PATIENCE, in_memory, insert, numbers, objects, own_warehouse, records, run_sql  # noqa: F401
-from lakebook import Book
+from lakebook import Book, failpoints
 from lakebook.cdc.subscribers import Refresh
 from lakebook.clock import ManualClock
 from lakebook.components.compactor import Compactor
@@ -22,6 +23,7 @@ from lakebook.errors import (
     MergeConflict,
     ObjectNotFound,
     ReadOnlyTable,
+    SubscriberFailed,
     TableAlreadyExists,
     TableNotFound,
     TopicNotFound,
@@ -564,6 +566,60 @@ def test_a_refresh_mirrors_and_a_pause_rests(book: Book) -> None:
 
 
 @in_memory
+class Poison:
+    """Fails so many times with something that nobody foresaw."""
+
+    def __init__(self, error: BaseException, times: int = 10**9) -> None:
+        self._error = error
+        self._times = times
+        self.failures = 0
+
+    def __call__(self) -> None:
+        if self.failures < self._times:
+            self.failures += 1
+            raise self._error
+
+
+@pytest.fixture
+def waiting_publisher(place: Place) -> Iterator[TopicPublisher]:
+    """One that looks again at a topic which has to wait no longer."""
+    book = place.open(maintenance_interval=0.05)
+    book.metadata.create_topic(TOPIC, 1, config={"iceberg": "true"})
+    book.tables.create_namespace("topics")
+    numbers(book, TOPIC, [1], namespace="topics")
+    append(book, "a")
+    publisher = TopicPublisher(book.lake)
+    assert publisher.run_once()["failed"].keys() == {TOPIC}
+    book.tables.rename(TOPIC, "mine", namespace="topics")
+    yield publisher
+    publisher.stop()
+
+
+@in_memory
+def test_what_nobody_foresaw_does_not_end_the_retries_of_topics_that_wait(waiting_publisher: TopicPublisher) -> None:
+    poison = Poison(RuntimeError("unforeseen"), 3)
+    with failpoints.armed("mirror.written", poison):
+        waiting_publisher.start()
+        until(lambda: not waiting_publisher.status()["waiting"])
+        waiting_publisher.on_health()
+    assert poison.failures == 3
+    assert waiting_publisher.status()["files"] == 1
+
+
+@in_memory
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_publisher_whose_thread_has_ended_is_not_well(waiting_publisher: TopicPublisher) -> None:
+    with failpoints.armed("mirror.written", Poison(SystemExit())):
+        waiting_publisher.start()
+        thread = waiting_publisher._thread
+        assert thread is not None
+        thread.join(PATIENCE)
+        with pytest.raises(SubscriberFailed, match="its thread has ended"):
+            waiting_publisher.on_health()
+    waiting_publisher.stop()
+    waiting_publisher.on_health()
+
+
 def test_a_round_by_hand_mirrors_first(book: Book) -> None:
     append(book, "a")
     done = book.maintain(["topic_publisher", "iceberg_updater"], spark=None)

@@ -16,7 +16,7 @@ from typing import Any
 
 from lakebook.cdc.subscribers import Event, Refresh, Subscriber
 from lakebook.components.component import Component
-from lakebook.errors import BookClosed, EpochChanged, LakebookError, TableAlreadyExists, TopicNotFound
+from lakebook.errors import BookClosed, EpochChanged, LakebookError, SubscriberFailed, TableAlreadyExists, TopicNotFound
 from lakebook.lake.lake import Lake
 from lakebook.pages import PAGE_SIZE
 from lakebook.registry.mirrors import MirroredTopic, mirrored_topic, topic_of_object
@@ -70,7 +70,10 @@ class TopicPublisher(Component, Subscriber):
             self._look(topic_id, refresh.reason)
 
     def on_health(self) -> None:
-        """Raise if the registry does not answer."""
+        """Raise if its thread has ended by itself, or the registry does not answer."""
+        thread = self._thread
+        if thread is not None and not thread.is_alive() and not self._ending.is_set():
+            raise SubscriberFailed("its thread has ended", on=self.name, remedy="Restart the process")
         self.paused()
 
     def status(self) -> Mapping[str, Any]:
@@ -87,7 +90,7 @@ class TopicPublisher(Component, Subscriber):
 
     def start(self) -> None:
         """Begin to look again, now and then, at topics that could not be mirrored."""
-        if self._thread is None:
+        if self._thread is None or not self._thread.is_alive():
             self._ending.clear()
             self._thread = threading.Thread(target=self._run, name="lakebook-topic-publisher", daemon=True)
             self._thread.start()
@@ -105,8 +108,8 @@ class TopicPublisher(Component, Subscriber):
             try:
                 self.look_again()
             except (BookClosed, EpochChanged) as error:
-                LOG.warning("%s ends (%s)", self.name, error)
-                return
+                LOG.warning("%s ends: nothing can be done through this book any more (%s)", self.name, error)
+                self._ending.set()
 
     def look_again(self) -> int:
         """Try again what could not be done; how many topics are left that could not be mirrored."""
@@ -117,8 +120,8 @@ class TopicPublisher(Component, Subscriber):
                 self._look(topic_id, "it is tried again")
             except (BookClosed, EpochChanged):
                 raise
-            except LakebookError as error:
-                LOG.warning("topic %d could not be mirrored (%s)", topic_id, error)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the other topics go on
+                LOG.warning("topic %d could not be mirrored (%s: %s)", topic_id, type(error).__name__, error)
         with self._lock:
             return len(self._waiting)
 
