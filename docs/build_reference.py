@@ -18,10 +18,10 @@ from lakebook import errors
 from lakebook.cli.main import cli
 from lakebook.config import Settings
 from lakebook.iceberg.evolution import SchemaUpdate
-from lakebook.lake.checking import Repaired
 from lakebook.lake.cleaning import Cleaned, Expired, Swept
 from lakebook.lake.extremes import Extremes
 from lakebook.lake.leasing import Lease
+from lakebook.lake.repairing import Repaired
 from lakebook.lake.table import ColumnDescription
 from lakebook.metrics import GAUGES, Metrics
 from lakebook.registry import schema

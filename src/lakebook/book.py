@@ -42,11 +42,12 @@ if TYPE_CHECKING:
     from lakebook.components.overview import Overview
     from lakebook.components.upkeep import Upkeep
     from lakebook.iceberg.catalog import LakebookCatalog
-    from lakebook.lake.checking import Checked, Repaired
+    from lakebook.lake.checking import Checked
     from lakebook.lake.cleaning import Cleaner
     from lakebook.lake.debts import Settled
     from lakebook.lake.lake import Lake
     from lakebook.lake.published import PendingReport
+    from lakebook.lake.repairing import Repaired
     from lakebook.lake.table import Table
     from lakebook.lake.tables import Tables
     from lakebook.server.endpoint import RestEndpoint
@@ -302,7 +303,7 @@ class Book:
 
     def repair(self, *, dry_run: bool = False, progress: Callable[[str], None] = lambda step: None) -> Repaired:
         """Mend what can be mended without guessing, and say what cannot."""
-        from lakebook.lake.checking import repair_tables
+        from lakebook.lake.repairing import repair_tables
 
         repaired = repair_tables(self.lake, dry_run=dry_run, progress=progress)
         # Nothing of a stream can be mended without guessing.

@@ -42,6 +42,8 @@ POINTS = (
     "clean.forgotten",
     "sweep.fenced",
     "sweep.folder_deleted",
+    "sweep.leftovers_deleted",
+    "footers.upgraded",
     "lease.taken",
     "outside.metadata_written",
     "outside.committed",

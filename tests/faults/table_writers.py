@@ -26,7 +26,7 @@ import lakebook
 from compacting import by_arrow
 from lakebook import Book, failpoints
 from lakebook.errors import CommitAborted, FilesChanged, InsertFailed, LeaseLost, ObjectNotFound, VersionExpired
-from lakebook.lake.attempts import Attempt
+from lakebook.lake.attempts import Attempt, folder_of
 from lakebook.lake.formats import FORMATS
 from lakebook.lake.inserting import one_clear_error
 from lakebook.lake.table import PinnedTable, Table
@@ -59,10 +59,12 @@ POINTS = (
     "clean.forgotten",
     "sweep.fenced",
     "sweep.folder_deleted",
+    "sweep.leftovers_deleted",
     "lease.taken",
 )
 SPARK_POINTS = ("insert.staged", "insert.written", "insert.measured")
 COMPACTION_POINTS = ("compact.written",)
+FOOTER_POINTS = ("footers.upgraded",)
 
 _forks = get_context("forkserver")
 _forks.set_forkserver_preload(
@@ -263,8 +265,11 @@ class Worker:
         """One batch in one file."""
         (batch,) = self._new_batches(1)
         self._begin([batch])
-        self._table.insert_arrow(rows_of(batch))
+        report = self._table.insert_arrow(rows_of(batch))
         self._done()
+        # What an executor leaves that was late.
+        folder = folder_of(self._table.id, report.commit_id)
+        self._book.lake.store.put_new(f"{folder}/.late.parquet.crc", b"crc")
 
     def insert_many(self) -> None:
         """More files than one transaction takes: footers and statistics are staged."""
@@ -454,6 +459,12 @@ def compact_once(line: Line, target: str, settings: dict[str, Any]) -> None:
         line.tell("ready")
         assert by_arrow(book, book.table(TABLE)) is not None
         line.tell("compacted")
+
+
+def upgrade_stored_footers(line: Line, target: str, settings: dict[str, Any]) -> None:
+    """Bring all footers up to date."""
+    with lakebook.open(target, **settings) as book:
+        line.tell("upgraded", *book.upgrade_footers())
 
 
 # --- readers, writers and a cleaner at once ------------------------------------

@@ -45,6 +45,7 @@ from table_writers import (
     kill_all,
     lay_files,
     rows_of,
+    upgrade_stored_footers,
     work_until_killed,
 )
 
@@ -196,10 +197,36 @@ def test_a_compaction_that_is_killed_changes_no_row_and_leaves_nothing(place: Pl
     assert (by_arrow(book, table) is None) == committed
 
 
+@pytest.mark.parametrize("point", table_writers.FOOTER_POINTS)
+def test_an_upgrade_of_footers_that_is_killed_goes_on_where_it_was(place: Place, point: str) -> None:
+    book = place.open(cache_footers=0)
+    table = book.tables.create(TABLE, SCHEMA)
+    for batch in range(5):
+        table.insert_arrow(rows_of(batch))
+    older = "UPDATE partition_metadata SET partition_format_version = 1, num_rows = NULL"
+    book._registry.write(lambda transaction: transaction._connection.execute(older))
+    for _ in range(2):
+        child = Child(upgrade_stored_footers, place.target, place.settings, points=f"{point}=kill@2")
+        assert list(child.facts()) == []
+        assert child.end() == -signal.SIGKILL
+        checked = book.verify()
+        assert checked.ok, checked.findings
+        assert batches_of(book) == set(range(5))
+    assert book.upgrade_footers() == (1, [])
+    assert book.upgrade_footers() == (0, [])
+    assert book.verify().ok
+    assert batches_of(book) == set(range(5))
+
+
 def test_every_failpoint_is_swept() -> None:
     # The migrations have tests of their own.
     migrations = {point for point in failpoints.POINTS if point.startswith("migration.")}
     swept = {*writers.POINTS, *table_writers.POINTS, *table_writers.SPARK_POINTS, *outside_writers.POINTS}
-    swept |= {*table_writers.COMPACTION_POINTS, *astha_subscribers.POINTS, *merge_processes.POINTS}
+    swept |= {
+        *table_writers.COMPACTION_POINTS,
+        *table_writers.FOOTER_POINTS,
+        *astha_subscribers.POINTS,
+        *merge_processes.POINTS,
+    }
     swept |= {*mirror_processes.POINTS, *producing.POINTS, *batch_processes.POINTS}
     assert swept | migrations == set(failpoints.POINTS)

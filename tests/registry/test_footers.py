@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from books import MEMORY, POSTGRESQL, Place
+from books import MEMORY, POSTGRESQL, SQLITE, Place
 from lakebook import Book
 from lakebook.clock import ManualClock, to_datetime
 from lakebook.errors import FooterNotFound
+from lakebook.lake import footer_store
+from lakebook.lake.footer_store import stored_footers
+from lakebook.lake.footers import parse_legacy_and_upgrade
 from lakebook.registry.footers import (
     DELETE_FOOTERS,
     FORMAT_VERSION,
@@ -19,13 +24,15 @@ from lakebook.registry.footers import (
     REPLACE_FOOTER,
     StoredFooter,
     delete_partition_metadata_batch,
-    footers_of_version,
+    footer_sizes,
     insert_footers,
     load_footers,
     load_partition_metadata,
     replace_footer,
+    sizes_of_version,
 )
 from lakebook.registry.transactions import Transaction
+from legacy_footers import as_version_1, footer_of, grown
 
 NOW = 1_700_000_000_123
 
@@ -49,8 +56,8 @@ def delete(book: Book, paths: list[str]) -> int:
     return book._registry.write(lambda transaction: delete_partition_metadata_batch(transaction, paths))
 
 
-def of_version(book: Book, version: int, after: str = "", most: int = 100) -> list[StoredFooter]:
-    return book._registry.read_with(lambda reader: footers_of_version(reader, version, after, most))
+def of_version(book: Book, version: int, after: str = "", most: int = 100) -> list[tuple[str, int]]:
+    return book._registry.read_with(lambda reader: sizes_of_version(reader, version, after, most))
 
 
 def replace(book: Book, path: str, old: int, footer: bytes, rows: int | None = 9) -> bool:
@@ -123,15 +130,15 @@ def test_footers_of_an_old_version_are_walked_in_pages_and_replaced(place: Place
     add(book, *((path, b"one", 5, 50) for path in paths))
     old = paths[::2]
     make_old(book, *old)
-    assert [footer.file_path for footer in of_version(book, 1)] == old
-    assert {(footer.num_rows, footer.partition_format_version) for footer in of_version(book, 1)} == {(None, 1)}
+    assert of_version(book, 1) == [(path, 3) for path in old]
+    assert {(load(book, path).num_rows, load(book, path).partition_format_version) for path in old} == {(None, 1)}
     page = of_version(book, 1, most=3)
-    assert [footer.file_path for footer in page] == old[:3]
-    assert [footer.file_path for footer in of_version(book, 1, page[-1].file_path, 3)] == old[3:]
-    for footer in page:
-        assert replace(book, footer.file_path, 1, b"two")
+    assert [path for path, _ in page] == old[:3]
+    assert [path for path, _ in of_version(book, 1, page[-1][0], 3)] == old[3:]
+    for path, _ in page:
+        assert replace(book, path, 1, b"two")
     # A run that begins anew finds only what is left.
-    assert [footer.file_path for footer in of_version(book, 1)] == old[3:]
+    assert [path for path, _ in of_version(book, 1)] == old[3:]
     assert len(of_version(book, 2)) == 7
     assert load(book, old[0]) == StoredFooter(old[0], b"two", 2, 9, 50, to_datetime(NOW))
 
@@ -145,6 +152,56 @@ def test_a_footer_is_replaced_only_in_the_version_it_was_read_in(book: Book) -> 
     assert load(book, "a.parquet").metadata == b"two"
     assert load(book, "a.parquet").num_rows is None
     assert load(book, "b.parquet").metadata == b"one"
+
+
+def test_sizes_of_footers_are_told_without_the_footers(book: Book) -> None:
+    rows = [(f"v/{index}", data, 1, 1) for index, data in enumerate([*AWKWARD, b"x" * 100_000])]
+    add(book, *rows)
+    found = book._registry.read_with(lambda reader: footer_sizes(reader, [*(row[0] for row in rows), "v/none"]))
+    assert found == [(row[0], len(row[1])) for row in rows]
+
+
+def test_many_large_footers_are_never_in_memory_at_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    book = place.open()
+    size, at_once = 2**20, 4 * 2**20
+    monkeypatch.setattr(footer_store, "_LOADED_AT_ONCE", at_once)
+    paths = [f"v/{number:02d}" for number in range(24)]
+    for path in paths:
+        add(book, (path, bytes(size), 1, 1))
+    # One that alone is larger than that is loaded too.
+    add(book, ("v/99", bytes(2 * at_once), 1, 1))
+    tracemalloc.start()
+    try:
+        seen = [(record.file_path, len(record.metadata)) for record in stored_footers(book.lake, [*paths, "v/99"])]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert seen == [*((path, size) for path in paths), ("v/99", 2 * at_once)]
+    assert peak < 5 * at_once
+
+
+@pytest.mark.parametrize("place", [SQLITE], indirect=True)
+def test_a_footer_of_64_mib_is_upgraded_in_the_registry_within_a_few_times_its_size(place: Place) -> None:
+    book = place.open()
+    # With long bounds: a footer of many short ones takes longer, and no more memory.
+    columns = pa.table({f"c{number}": ["x" * 1000] for number in range(200)})
+    legacy, count = grown(as_version_1(footer_of(columns)), 64 * 2**20)
+    add(book, ("large.parquet", legacy, count, 1), ("small.parquet", as_version_1(footer_of(columns)), 1, 1))
+    book._registry.write(
+        lambda transaction: transaction._connection.execute(
+            "UPDATE partition_metadata SET partition_format_version = 1"
+        )
+    )
+    tracemalloc.start()
+    try:
+        assert book.upgrade_footers() == (2, [])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * len(legacy)
+    found = load(book, "large.parquet")
+    assert (found.partition_format_version, found.num_rows) == (FORMAT_VERSION, count)
+    assert found.metadata == parse_legacy_and_upgrade(legacy, count)
 
 
 def test_a_failed_transaction_leaves_no_footer(book: Book) -> None:

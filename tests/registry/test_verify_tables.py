@@ -6,12 +6,14 @@ import itertools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from books import Place
+import legacy_footers
+from books import SQLITE, Place
 from lake import (
     PATIENCE,
     check_totals,
@@ -28,6 +30,7 @@ from lake import (
     replace_bytes,
     rows_of,
     run_sql,
+    stats_of,
 )
 from lakebook import Book, failpoints
 from lakebook.lake.attempts import Attempt
@@ -65,6 +68,19 @@ def stored_footer(change: Callable[[bytes], bytes]) -> Damage:
         book._registry.write(lambda transaction: transaction._connection.execute(text, values))
 
     return damage
+
+
+_OLD = "UPDATE partition_metadata SET partition_format_version = 1, num_rows = NULL WHERE file_path = '{path}'"
+
+
+def broken_old_footer(book: Book, table: Table, file: dict[str, Any]) -> None:
+    stored_footer(lambda data: data[:-7])(book, table, file)
+    sql(_OLD)(book, table, file)
+
+
+def other_old_footer(book: Book, table: Table, file: dict[str, Any]) -> None:
+    stored_footer(lambda data: data.replace(b"parquet", b"PARQUET"))(book, table, file)
+    sql(_OLD)(book, table, file)
 
 
 def laid(path: str) -> Damage:
@@ -144,7 +160,24 @@ CASES: dict[str, Case] = {
     "it ends in the future": Case(sql(f"UPDATE table_files SET to_version = 99 {FIRST}"), {"versions", "statistics"}),
     "its id was never given": Case(sql("UPDATE tables SET last_file_id = 1 WHERE id = {table}"), {"versions"}),
     "its statistics are gone": Case(
-        sql("DELETE FROM file_column_stats WHERE table_id = {table} AND file_id = 1"), {"statistics"}
+        sql("DELETE FROM file_column_stats WHERE table_id = {table} AND file_id = 1"), {"statistics"}, True
+    ),
+    "its statistics leave out rows": Case(
+        lambda book, table, file: run_sql(
+            book,
+            "UPDATE file_column_stats SET lower_bound = upper_bound, width = 0"
+            f" WHERE table_id = {table.id} AND file_id = 1 AND field_id = 1",
+        ),
+        {"statistics"},
+        True,
+    ),
+    "its statistics say that there is nothing": Case(
+        sql(
+            "UPDATE file_column_stats SET lower_bound = NULL, upper_bound = NULL, width = -1"
+            " WHERE table_id = {table} AND file_id = 1"
+        ),
+        {"statistics"},
+        True,
     ),
     "it is retired but does not wait": Case(retire_by_hand, {"files"}),
     "it waits but is used": Case(wait_by_hand, {"files"}),
@@ -153,6 +186,11 @@ CASES: dict[str, Case] = {
     "a footer is another": Case(stored_footer(flipped), {"footers"}, True),
     "a footer is none": Case(stored_footer(lambda data: b"nothing"), {"footers"}, True),
     "a footer is empty": Case(stored_footer(lambda data: b""), {"footers"}, True),
+    "a footer of the older format is broken": Case(broken_old_footer, {"footers"}, True),
+    "a footer of the older format is another": Case(other_old_footer, {"footers"}, True),
+    "a footer is of an unknown format": Case(
+        sql("UPDATE partition_metadata SET partition_format_version = 7 WHERE file_path = '{path}'"), {"footers"}
+    ),
     "a footer is not needed": Case(dangling_footer, {"footers"}, True),
     # --- totals
     "the rows are wrong": Case(sql("UPDATE tables SET row_count = 1 WHERE id = {table}"), {"statistics"}, True),
@@ -269,6 +307,105 @@ def test_footers_of_the_older_format_are_read_and_upgraded(place: Place) -> None
     assert book.upgrade_footers() == (0, [])
     assert ids(table, "id > 1") == [2, 3]
     assert book.verify().ok
+
+
+def test_footers_that_were_upgraded_are_those_of_their_files(place: Place) -> None:
+    book = place.open(cache_footers=0)
+    table = numbers(book, "t", [1, 2])
+    # With a column index, which an upgrade leaves out.
+    foreign = lay(book, "in/a.parquet", legacy_footers.parquet(rows_of(table, [{"id": 3}])))
+    table.add_files([foreign])
+    for file in files_of(book, table):
+        stored_footer(legacy_footers.as_version_1)(book, table, file)
+        sql(_OLD)(book, table, file)
+    assert book.verify().ok
+    assert book.upgrade_footers() == (2, [])
+    (row,) = records(book, schema.partition_metadata, file_path=foreign)
+    assert row["metadata"] != legacy_footers.split(book.lake.store.read(foreign))[1]
+    found = book.verify()
+    assert found.ok, found.findings
+    assert ids(table, "id > 1") == [2, 3]
+
+
+def test_a_broken_footer_of_the_older_format_is_told_by_the_upgrade_and_mended_by_repair(place: Place) -> None:
+    book = place.open(cache_footers=0)
+    table = numbers(book, "t", [1, 2], [3])
+    first, _ = files_of(book, table)
+    run_sql(book, "UPDATE partition_metadata SET partition_format_version = 1, num_rows = NULL")
+    broken_old_footer(book, table, first)
+    assert book.upgrade_footers() == (1, [first["file_path"]])
+    (finding,) = book.verify().findings
+    assert (finding.check, finding.on) == ("footers", first["file_path"])
+    assert finding.what.startswith("the stored footer is broken (")
+    assert book.repair().left == []
+    assert book.verify().ok
+    assert book.upgrade_footers() == (0, [])
+    assert ids(table) == [1, 2, 3]
+
+
+def test_statistics_taken_from_the_footer_find_the_same_rows(place: Place) -> None:
+    book = place.open()
+    table = book.tables.create("t", "id BIGINT, s STRING, d DOUBLE, n STRUCT<x: INT>", partition_by=["bucket(4, id)"])
+    for number in range(4):
+        insert(table, {"id": number, "s": f"s{number}", "d": number / 2, "n": {"x": -number}})
+    with table.update_schema() as update:
+        update.add_column("late", "INT")
+    before = {file["id"]: stats_of(book, table, file["id"]) for file in files_of(book, table)}
+    run_sql(book, f"DELETE FROM file_column_stats WHERE table_id = {table.id} AND field_id <> 2")
+    done = book.repair()
+    assert (len(done.mended), done.left) == (4, [])
+    assert book.verify().ok
+    for file_id, stats in before.items():
+        found = stats_of(book, table, file_id)
+        # How many values are NaN, no footer tells.
+        unknown = {"nan_count": None, "width": 65, "low_key": 0}
+        assert {key: {**row, **unknown} for key, row in found.items()} == {
+            key: {**row, **unknown} for key, row in stats.items()
+        }
+    for where, wanted in (("id = 2", [2]), ("s > 's1'", [2, 3]), ("n.x = -3", [3]), ("d < 1", [0, 1])):
+        assert ids(table, where) == wanted
+    extremes = table.min_max("s")
+    assert extremes is not None and (extremes.least, extremes.largest) == ("s0", "s3")
+
+
+@pytest.mark.parametrize("place", [SQLITE], indirect=True)
+def test_a_file_that_is_a_link_out_of_the_warehouse_stops_neither_verify_nor_repair(
+    place: Place, tmp_path: Path
+) -> None:
+    book = place.open()
+    table = numbers(book, "t", [1], [2])
+    numbers(book, "published", [3]).publish()
+    first, second = files_of(book, table)
+    (outside := tmp_path / "outside").mkdir()
+    metadata = book.table("published").metadata_location
+    assert metadata is not None
+    links = [first["file_path"], "data/1/stray", book.lake.store.relative(metadata)]
+    for number, path in enumerate(links):
+        place_of = book.lake.store.local_path(path)
+        assert place_of is not None
+        target = outside / str(number)
+        target.write_bytes(place_of.read_bytes() if place_of.exists() else b"")
+        place_of.unlink(missing_ok=True)
+        place_of.symlink_to(target)
+    replace_bytes(book, second["file_path"], flipped)
+    found = book.verify()
+    told = {(finding.check, finding.on) for finding in found.findings}
+    assert told >= {
+        ("files", first["file_path"]),
+        ("files", second["file_path"]),
+        ("orphans", "data/1/stray"),
+        ("published", links[2]),
+    }
+    run_sql(book, f"DELETE FROM partition_metadata WHERE file_path = '{first['file_path']}'")
+    run_sql(book, f"DELETE FROM file_column_stats WHERE table_id = {table.id}")
+    left = {(finding.check, finding.on) for finding in book.repair().left}
+    assert left >= {*told, ("footers", first["file_path"]), ("statistics", first["file_path"])}
+    data = book.lake.store.local_path("data")
+    assert data is not None
+    data.rename(outside / "data")
+    data.symlink_to(outside / "data")
+    told = {(finding.check, finding.on) for finding in book.verify().findings}
+    assert told >= {("files", first["file_path"]), ("files", second["file_path"]), ("orphans", "data")}
 
 
 def test_several_damages_are_all_found_at_once(good: Book) -> None:

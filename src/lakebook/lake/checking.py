@@ -1,4 +1,4 @@
-"""`verify` and `repair` of tables: the registry against itself, and against the bytes.
+"""`verify` of tables: the registry against itself, and against the bytes.
 
 Verifying a live book must not cry wolf: what looks wrong is looked at again, because a
 cleaner or an insert may have been at work between the two looks.
@@ -11,22 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lakebook.errors import LakebookError
-from lakebook.iceberg.arrow_files import file_schema
-from lakebook.iceberg.bounds import NOTHING
 from lakebook.iceberg.manifests import live_entries, read_manifest_list
 from lakebook.iceberg.publishing import ICEBERG
 from lakebook.iceberg.schemas import leaf_fields, schema_from_json
-from lakebook.iceberg.statistics import footer_columns, stats_from_footer
 from lakebook.iceberg.table_metadata import parse_metadata
 from lakebook.lake.attempts import DATA
-from lakebook.lake.cleaning import Cleaner, LeaseWatch, is_past_grace
-from lakebook.lake.footer_store import mend_footer, read_footer
-from lakebook.lake.footers import open_footer, upgraded
-from lakebook.lake.formats import FORMATS
+from lakebook.lake.cleaning import LeaseWatch, is_past_grace
+from lakebook.lake.file_checks import wrong_files
 from lakebook.lake.lake import Lake
 from lakebook.lake.leasing import READS
-from lakebook.registry.file_stats import DELETE_STATS_BETWEEN, stats_of_files
-from lakebook.registry.footers import delete_partition_metadata_batch, load_footers
 from lakebook.registry.inserts import (
     EVERY_INSERT,
     STAGED_RANGES,
@@ -45,22 +38,25 @@ from lakebook.registry.table_checks import (
     files_at,
     files_short_of_stats,
     files_to_check,
-    mend_totals,
     present_files,
     published_state,
     schema_versions,
 )
-from lakebook.registry.table_files import CHUNK, chunks, files_by_path
-from lakebook.registry.tables import EVERY_TABLE, GET_TABLE_BY_ID, table_from
-from lakebook.registry.transactions import Reader, Transaction
-from lakebook.spark.jobs import check_on_executors
+from lakebook.registry.table_files import CHUNK, chunks
+from lakebook.registry.tables import GET_TABLE_BY_ID
+from lakebook.registry.transactions import Reader
+from lakebook.storage.objects import ObjectInfo
 
 Progress = Callable[[str], None]
 
 _SIDECARS = ("_SUCCESS",)
 _SIDECAR_ENDS = (".crc",)
+#: What `repair` takes from the file anew.
+STATISTICS_GONE = "its column statistics are gone"
 # How often a table is looked at that others publish meanwhile.
 _LOOKS = 5
+# A job costs the same whether its files are few or many; their rows are all that the driver holds.
+_FILES_PER_JOB = 20_000
 # What a comparison tells of at most.
 _MOST_TOLD = 5
 
@@ -72,15 +68,6 @@ class Checked:
     findings: list[Finding] = field(default_factory=list)
     unfinished: list[str] = field(default_factory=list)
     checked: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass
-class Repaired:
-    """What was mended, or would be, and what cannot be without guessing."""
-
-    dry_run: bool
-    mended: list[str] = field(default_factory=list)
-    left: list[Finding] = field(default_factory=list)
 
 
 def is_sidecar(path: str) -> bool:
@@ -127,30 +114,31 @@ def _dangling(reader: Reader) -> Iterator[Finding]:
         if folders.isdisjoint(folders_above(path)):
             yield Finding("footers", path, "the footer's file is not known")
     for table_id, file_id in dangling_stats(reader):
-        if not _is_staged(ranges, table_id, file_id):
+        if not is_staged(ranges, table_id, file_id):
             yield Finding("statistics", f"table {table_id}, file {file_id}", "statistics of a file that is not known")
 
 
 def _short_of_stats(reader: Reader) -> Iterator[Finding]:
-    """Files that lack a row of statistics for a column: a plan would take it for one of nulls alone."""
+    """Files that lack a row of statistics for a column: a plan has to look into them whatever is asked."""
     for table_id, schema_version, schema in schema_versions(reader):
         plain = [leaf for leaf in leaf_fields(schema_from_json(schema)) if not leaf.in_collection]
         for path in files_short_of_stats(reader, table_id, schema_version, len(plain)):
-            yield Finding("statistics", path, "its column statistics are gone")
+            yield Finding("statistics", path, STATISTICS_GONE)
 
 
-def _is_staged(ranges: list[tuple[Any, ...]], table_id: int, file_id: int) -> bool:
+def is_staged(ranges: list[tuple[Any, ...]], table_id: int, file_id: int) -> bool:
+    """Whether an insert that is at work, or not settled yet, has reserved the id of a file."""
     return any(table == table_id and first <= file_id <= last for table, first, last in ranges)
 
 
 # --- bytes ---------------------------------------------------------------------
 
 
-def _pages(lake: Lake) -> Iterator[list[FileToCheck]]:
+def _pages(lake: Lake, most: int) -> Iterator[list[FileToCheck]]:
     after = ""
     while True:
         start = after
-        page = lake.registry.read_with(lambda reader: files_to_check(reader, start, CHUNK))  # noqa: B023
+        page = lake.registry.read_with(lambda reader: files_to_check(reader, start, most))  # noqa: B023
         if not page:
             return
         yield page
@@ -159,11 +147,11 @@ def _pages(lake: Lake) -> Iterator[list[FileToCheck]]:
 
 def _check_files(lake: Lake, findings: list[Finding], spark: Any) -> int:
     number = 0
-    for page in _pages(lake):
+    for page in _pages(lake, CHUNK if spark is None else _FILES_PER_JOB):
         # The object of a file that is being deleted may be there or not.
         files = [file for file in page if file.state != "deleting"]
         number += len(files)
-        suspects = [*_wrong_bytes(lake, files, spark), *_wrong_footers(lake, files)]
+        suspects = list(wrong_files(lake, files, spark))
         gone = _removed_meanwhile(lake, [finding.on for finding in suspects])
         findings += [finding for finding in suspects if finding.on not in gone]
     return number
@@ -177,90 +165,6 @@ def _removed_meanwhile(lake: Lake, paths: list[str]) -> set[str]:
         there = lake.registry.read_with(lambda reader: present_files(reader, chunk))  # noqa: B023
         gone |= set(chunk) - there
     return gone
-
-
-def _wrong_bytes(lake: Lake, files: list[FileToCheck], spark: Any) -> Iterator[Finding]:
-    if spark is not None:
-        wanted = [(file.file_path, file.file_size, file.checksum) for file in files if not file.is_owed]
-        for path, size, checksum in check_on_executors(spark, lake.store.warehouse.root, wanted):
-            yield _byte_finding(path, size, checksum)
-        files = [file for file in files if file.is_owed]
-    present = []
-    for file in files:
-        size = lake.store.size(file.file_path)
-        if size is None:
-            yield _byte_finding(file.file_path, None, None)
-        elif not file.is_owed:
-            present.append(file)
-        elif size != file.file_size:
-            yield Finding("files", file.file_path, f"it has {size} bytes instead of {file.file_size}")
-    try:
-        measured = {found.path: found for found in lake.store.measure([file.file_path for file in present])}
-    except LakebookError:
-        measured = {}
-        for file in present:
-            try:
-                (measured[file.file_path],) = lake.store.measure([file.file_path])
-            except LakebookError as error:
-                yield Finding("files", file.file_path, f"it cannot be read ({error.what})")
-    for file in present:
-        found = measured.get(file.file_path)
-        if found is not None and (found.size, found.checksum) != (file.file_size, file.checksum):
-            yield _byte_finding(file.file_path, found.size, found.checksum)
-
-
-def _byte_finding(path: str, size: int | None, checksum: str | None) -> Finding:
-    if size is None:
-        return Finding("files", path, "it does not exist")
-    return Finding("files", path, f"its bytes are not those that were recorded ({size} bytes, {checksum})")
-
-
-def _wrong_footers(lake: Lake, files: list[FileToCheck]) -> Iterator[Finding]:
-    """Footers that differ from those in the files, and row counts that differ from either."""
-    stored = lake.registry.read_with(lambda reader: load_footers(reader, [file.file_path for file in files]))
-    for file in files:
-        # Of one that is owed, nothing but the size is known for certain.
-        if file.is_owed or lake.store.size(file.file_path) is None:
-            continue
-        try:
-            rows = FORMATS[file.file_type].count_rows(lake, file.file_path, file.file_size)
-            if rows != file.row_count:
-                yield Finding("files", file.file_path, f"it has {rows} rows instead of {file.row_count}")
-            record = stored.get(file.file_path)
-            if record is None:
-                continue  # If it should have one, the registry's own check says so.
-            ours = upgraded(record.metadata, record.partition_format_version, file.row_count, on=file.file_path)
-            theirs = read_footer(lake.store, file.file_path, file.file_size)
-            if record.partition_format_version == 2 and ours != theirs:
-                yield Finding("footers", file.file_path, "the stored footer differs from the file's")
-            elif _contradicts(lake, file, ours):
-                yield Finding("statistics", file.file_path, "its column statistics contradict its footer")
-        except Exception as error:  # noqa: BLE001 - whatever a parser says of a damaged file
-            what = error.what if isinstance(error, LakebookError) else str(error)
-            yield Finding("footers", file.file_path, f"its rows cannot be counted ({what})")
-
-
-def _contradicts(lake: Lake, file: FileToCheck, footer: bytes) -> bool:
-    """Whether bounds leave out values that the footer says are there."""
-    table = lake.registry.read_with(lambda reader: reader.one(GET_TABLE_BY_ID, file.table_id))
-    if table is None or not file.has_statistics:
-        return False
-    opened = open_footer(footer, on=file.file_path)
-    names = lake.shape_of(table_from(table), file.schema_version).schema
-    columns = footer_columns(opened, file_schema(opened.schema.to_arrow_schema(), names))
-    if columns is None:
-        return False
-    fields = sorted(columns.indexes())
-    stats = lake.registry.read_with(lambda reader: stats_of_files(reader, file.table_id, [file.id], fields))
-    for found in stats_from_footer(columns):
-        kept = stats.get((file.id, found.field_id))
-        if kept is None:
-            continue
-        below = found.lower is not None and kept.lower is not None and kept.lower > found.lower
-        above = found.upper is not None and kept.upper is not None and kept.upper < found.upper
-        if below or above or (kept.width == NOTHING and found.lower is not None):
-            return True
-    return False
 
 
 # --- published tables ------------------------------------------------------------
@@ -296,7 +200,11 @@ def _wrong_metadata(lake: Lake, state: PublishedState) -> Iterator[Finding]:
     pointer, table = state.pointer, state.table
     sizes = {path: size for path, (_, size) in state.files.items()}
     for path, size in sorted((sizes | state.branch_files).items()):
-        found = lake.store.size(path)
+        try:
+            found = lake.store.size(path)
+        except LakebookError as error:
+            yield _unreadable(path, "the file", error)
+            continue
         if found != size:
             what = "it does not exist" if found is None else f"it has {found} bytes instead of {size}"
             yield Finding("published", path, what)
@@ -428,7 +336,7 @@ def _check_objects(lake: Lake, result: Checked) -> int:
     number = 0
     suspects: list[tuple[str, str, bool]] = []
     for folder in (DATA, ICEBERG):
-        for items in chunks(lake.store.list(folder)):
+        for items in _listed(lake, folder, result):
             number += len(items)
             known = lake.registry.read_with(lambda reader: known_paths(reader, [item.path for item in items]))  # noqa: B023
             suspects += [
@@ -448,7 +356,7 @@ def _check_objects(lake: Lake, result: Checked) -> int:
         if attempt is not None:
             left[attempt[0]] = left.get(attempt[0], 0) + 1
         # In this order: what is forgotten between the two looks is gone by then.
-        elif is_left and _unaccounted_now(lake, path) and lake.store.size(path) is not None:
+        elif is_left and _unaccounted_now(lake, path) and is_there(lake, path):
             result.findings.append(Finding("orphans", path, what))
     result.unfinished += [
         f"insert {commit_id} ({attempts_state(attempts, commit_id)}): {count} objects are not swept yet"
@@ -458,9 +366,24 @@ def _check_objects(lake: Lake, result: Checked) -> int:
     return number
 
 
+def _listed(lake: Lake, folder: str, result: Checked) -> Iterator[list[ObjectInfo]]:
+    try:
+        yield from chunks(lake.store.list(folder))
+    except LakebookError as error:
+        result.findings.append(Finding("orphans", folder, f"it cannot be listed ({error.what})"))
+
+
 def attempts_state(attempts: dict[Any, Any], commit_id: str) -> str:
     """The state of the commit of an insert."""
     return next((str(row[3]) for row in attempts.values() if row[0] == commit_id), "unknown")
+
+
+def is_there(lake: Lake, path: str) -> bool:
+    """Whether an object is there, be it one that cannot be read."""
+    try:
+        return lake.store.size(path) is not None
+    except LakebookError:
+        return True
 
 
 def _unaccounted_now(lake: Lake, path: str) -> bool:
@@ -469,95 +392,12 @@ def _unaccounted_now(lake: Lake, path: str) -> bool:
 
 def _check_reads(lake: Lake, result: Checked) -> int:
     found: dict[str, int] = {}
-    for item in lake.store.list(READS):
-        lease_id = item.path.split("/")[1]
-        found[lease_id] = found.get(lease_id, 0) + 1
+    for items in _listed(lake, READS, result):
+        for item in items:
+            lease_id = item.path.split("/")[1]
+            found[lease_id] = found.get(lease_id, 0) + 1
     held = {lease.id for lease in LeaseWatch(lake).every()}
     for lease_id in sorted(set(found) - held):
         if any(True for _ in lake.store.list(f"{READS}/{lease_id}")):
             result.unfinished.append(f"the staged tables of lease {lease_id}, which is over, are not removed yet")
     return sum(found.values())
-
-
-# --- repair --------------------------------------------------------------------
-
-
-def repair_tables(lake: Lake, *, dry_run: bool = False, progress: Progress = lambda step: None) -> Repaired:
-    """Mend what can be mended without guessing: totals, missing footers, leftovers; and say what cannot."""
-    result = Repaired(dry_run)
-    before = verify_tables(lake, progress, files=True)
-    if not dry_run:
-        progress("sweep")
-    swept = Cleaner(lake).sweep(dry_run=dry_run)
-    if swept.objects or swept.fenced:
-        result.mended.append(f"{swept.fenced} dead inserts fenced, {swept.objects} leftover objects removed")
-    for finding in before.findings:
-        progress(finding.on)
-        mended = _mend(lake, finding, dry_run=dry_run)
-        if mended is None:
-            result.left.append(finding)
-        else:
-            result.mended.append(mended)
-    if any(finding.check == "statistics" for finding in before.findings):
-        _mend_statistics(lake, before.findings, result, dry_run=dry_run)
-    result.mended = [text for text in result.mended if text]
-    return result
-
-
-def _mend(lake: Lake, finding: Finding, *, dry_run: bool) -> str | None:
-    """What was done about a finding; none if nothing can be without guessing."""
-    if finding.check == "footers" and finding.what in ("it has no footer", "the stored footer differs from the file's"):
-        return _mend_footer(lake, finding.on, dry_run=dry_run)
-    if finding.check == "footers" and finding.what == "the footer's file is not known":
-        if not dry_run:
-            lake.registry.write(lambda transaction: delete_partition_metadata_batch(transaction, [finding.on]))
-        return f"{finding.on}: a footer that nothing refers to was removed"
-    if finding.check == "orphans" and finding.on.startswith(f"{ICEBERG}/"):
-        # The sweep removes it, and counts it.
-        return "" if dry_run or lake.store.size(finding.on) is None else None
-    if finding.check == "orphans" and is_sidecar(finding.on):
-        if not dry_run:
-            lake.store.delete_one(finding.on)
-        return f"{finding.on}: a sidecar was removed"
-    if finding.check == "statistics" and finding.on.startswith("table "):
-        return ""  # All at once, below.
-    return None
-
-
-def _mend_footer(lake: Lake, path: str, *, dry_run: bool) -> str | None:
-    """Take a footer from its file, if the file is the one that was recorded."""
-    row = lake.registry.read_with(lambda reader: files_by_path(reader, [path])).get(path)
-    if row is None or lake.store.size(path) != row["file_size"] or lake.store.checksum(path) != row["checksum"]:
-        return None
-    try:
-        footer = read_footer(lake.store, path, row["file_size"])
-        if open_footer(footer, on=path).num_rows != row["row_count"]:
-            return None
-    except LakebookError:
-        return None
-    if not dry_run:
-        lake.registry.write(lambda transaction: delete_partition_metadata_batch(transaction, [path]))
-        mend_footer(lake, path, footer, row["row_count"], row["file_size"])
-        lake.metrics.count_repair("footer")
-    return f"{path}: its footer was taken from the file"
-
-
-def _mend_statistics(lake: Lake, findings: Iterable[Finding], result: Repaired, *, dry_run: bool) -> None:
-    wrong = [finding for finding in findings if finding.check == "statistics"]
-    if dry_run:
-        result.mended += [f"{finding.on}: {finding.what}" for finding in wrong if finding.on.startswith("table ")]
-        return
-    for row in lake.registry.all(EVERY_TABLE, 0, 1_000_000):
-        if lake.registry.write(lambda transaction: mend_totals(transaction, row[0])):  # noqa: B023
-            result.mended.append(f"table {row[0]}: its totals were added up again")
-            lake.metrics.count_repair("totals")
-
-    def forget(transaction: Transaction) -> int:
-        ranges = transaction.all(STAGED_RANGES)
-        lost = [found for found in dangling_stats(transaction) if not _is_staged(ranges, *found)]
-        for table_id, file_id in lost:
-            transaction.run(DELETE_STATS_BETWEEN, table_id, file_id, file_id)
-        return len(lost)
-
-    while number := lake.registry.write(forget):
-        result.mended.append(f"statistics of {number} files that are not known were removed")

@@ -578,6 +578,7 @@ class Cleaner:
             removed += len(uncounted)
             if not dry_run and uncounted:
                 self._lake.store.delete(uncounted)
+                failpoints.reach("sweep.leftovers_deleted")
                 for path in uncounted:
                     self._lake.store.remove_empty_folders(path)
         return removed

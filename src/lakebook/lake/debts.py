@@ -7,20 +7,14 @@ from dataclasses import dataclass, field
 from lakebook import failpoints
 from lakebook.clock import Enough, never
 from lakebook.errors import CorruptFooter, LakebookError, ObjectNotFound
-from lakebook.iceberg.arrow_files import check_readable_as, file_schema, has_field_ids
-from lakebook.iceberg.bounds import ColumnBounds
-from lakebook.iceberg.partitioning import partition_from_json
-from lakebook.iceberg.schemas import leaf_fields
-from lakebook.iceberg.statistics import column_stats, footer_columns, partition_stats, stats_from_footer
-from lakebook.iceberg.table_metadata import schema_for, shapes_of
+from lakebook.iceberg.arrow_files import has_field_ids
+from lakebook.lake.footer_statistics import statistics_of
 from lakebook.lake.footer_store import read_footer
 from lakebook.lake.footers import open_footer
 from lakebook.lake.lake import Lake
 from lakebook.registry.debts import Debt, Taken, list_debts, newest_row, note_debt, pay_debt
 from lakebook.registry.file_stats import ColumnStats
 from lakebook.registry.table_files import CHUNK
-from lakebook.registry.tables import GET_TABLE_BY_ID, list_metadata, table_from
-from lakebook.registry.transactions import Reader
 
 
 @dataclass
@@ -85,9 +79,7 @@ def _settle(lake: Lake, debt: Debt) -> bool:
     stats: tuple[ColumnStats, ...] = ()
     complete = False
     if row["content"] == 0:
-        stats, complete = lake.registry.read_with(
-            lambda reader: _statistics(reader, row["table_id"], row, opened, columns)
-        )
+        stats, complete = lake.registry.read_with(lambda reader: statistics_of(reader, row, opened, columns))
     taken = Taken(
         lake.store.checksum(debt.file_path),
         opened.num_row_groups,
@@ -99,36 +91,3 @@ def _settle(lake: Lake, debt: Debt) -> bool:
     )
     failpoints.reach("debt.taken")
     return lake.registry.write(lambda transaction: pay_debt(transaction, debt, taken))
-
-
-def _statistics(reader: Reader, table_id: int, row, opened, columns) -> tuple[tuple[ColumnStats, ...], bool]:  # type: ignore[no-untyped-def]
-    """Statistics of every plain column, as far as the footer tells them."""
-    found = reader.one(GET_TABLE_BY_ID, table_id)
-    if found is None:
-        return (), False
-    states = list_metadata(reader, table_from(found))
-    schemas, specs, _ = shapes_of(states)
-    state = next(item for item in states if item.schema_version == row["schema_version"])
-    schema = schemas[state.schema.get("schema-id", 0)]
-    partitions: tuple[ColumnStats, ...] = ()
-    if row["spec_id"] in specs:
-        spec = specs[row["spec_id"]]
-        with_columns = schema_for(spec, list(schemas.values()))
-        partitions = partition_stats(
-            spec, with_columns, partition_from_json(spec, with_columns, row["partition_values"])
-        )
-    given = file_schema(columns, schema)
-    check_readable_as(given, schema)
-    laid_out = footer_columns(opened, given)
-    if laid_out is None:
-        return partitions, False
-    stats = stats_from_footer(laid_out)
-    known = {item.field_id for item in stats}
-    nothing = ColumnBounds(None, None, opened.num_rows, opened.num_rows, 0)
-    # A column that the file does not have is null in every row.
-    absent = tuple(
-        column_stats(leaf.field_id, leaf.type, nothing, is_exact=True)
-        for leaf in leaf_fields(schema)
-        if not leaf.in_collection and leaf.field_id not in known
-    )
-    return (*stats, *absent, *partitions), True

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from pyarrow.parquet import FileMetaData
 
+from lakebook import failpoints
 from lakebook.errors import CorruptFooter, FooterNotFound
 from lakebook.lake.footers import footer_of_tail, open_footer, upgraded
 from lakebook.lake.lake import Lake
@@ -16,14 +17,15 @@ from lakebook.registry.changes import row_of
 from lakebook.registry.footers import (
     FORMAT_VERSION,
     StoredFooter,
-    footers_of_version,
+    footer_sizes,
     insert_footers,
     load_footers,
     load_partition_metadata,
     replace_footer,
+    sizes_of_version,
 )
 from lakebook.registry.table_checks import present_files
-from lakebook.registry.table_files import PlannedFile, files_by_path
+from lakebook.registry.table_files import CHUNK, PlannedFile, chunks, files_by_path
 from lakebook.registry.tables import TABLE_ROW
 from lakebook.registry.transactions import Transaction
 from lakebook.storage.objects import ObjectStore
@@ -31,7 +33,8 @@ from lakebook.storage.objects import ObjectStore
 # Most footers are smaller, so that one request reads them.
 _TAIL = 64 * 1024
 _READERS = 8
-_UPGRADED_AT_ONCE = 20
+# Bytes of stored footers that are in memory at once, unless one alone has more.
+_LOADED_AT_ONCE = 32 * 1024**2
 
 
 def read_footer(store: ObjectStore, path: str, size: int) -> bytes:
@@ -136,6 +139,37 @@ def mend_footer(lake: Lake, path: str, metadata: bytes, rows: int, size: int) ->
     lake.registry.write(work)
 
 
+def stored_footers(lake: Lake, paths: Iterable[str]) -> Iterator[StoredFooter]:
+    """The footers that files have in the registry, one after the other, in bounded memory."""
+    for chunk in chunks(paths):
+        yield from _loaded(lake, lake.registry.read_with(lambda reader: footer_sizes(reader, chunk)))  # noqa: B023
+
+
+def _loaded(lake: Lake, sizes: Sequence[tuple[str, int]]) -> Iterator[StoredFooter]:
+    """Footers by path and size, in the order given; as many at a time as are not too large together."""
+    for part in _parts(sizes):
+        found = lake.registry.read_with(lambda reader: load_footers(reader, part))  # noqa: B023 - called at once
+        for path in part:
+            # One that has gone since belongs to nobody any more. None is held for longer than it is used.
+            record = found.pop(path, None)
+            if record is not None:
+                yield record
+            del record
+
+
+def _parts(sizes: Sequence[tuple[str, int]]) -> Iterator[list[str]]:
+    held: list[str] = []
+    total = 0
+    for path, size in sizes:
+        if held and total + size > _LOADED_AT_ONCE:
+            yield held
+            held, total = [], 0
+        held.append(path)
+        total += size
+    if held:
+        yield held
+
+
 def upgrade_footers(lake: Lake, progress: Callable[[int], None] = lambda done: None) -> tuple[int, list[str]]:
     """Turn all footers of format version 1 into version 2; how many, and the paths of those that are broken.
 
@@ -144,17 +178,18 @@ def upgrade_footers(lake: Lake, progress: Callable[[int], None] = lambda done: N
     done, broken, after = 0, list[str](), ""
     while True:
         start = after
-        page = lake.registry.read_with(lambda reader: footers_of_version(reader, 1, start, _UPGRADED_AT_ONCE))  # noqa: B023 - called at once
+        page = lake.registry.read_with(lambda reader: sizes_of_version(reader, 1, start, CHUNK))  # noqa: B023 - called at once
         if not page:
             return done, broken
-        rows = lake.registry.read_with(lambda reader: files_by_path(reader, [item.file_path for item in page]))  # noqa: B023
-        for record in page:
-            after = record.file_path
+        after = page[-1][0]
+        rows = lake.registry.read_with(lambda reader: files_by_path(reader, [path for path, _ in page]))  # noqa: B023
+        for record in _loaded(lake, page):
             if _upgrade(lake, record, rows.get(record.file_path, {}).get("row_count")):
                 done += 1
+                failpoints.reach("footers.upgraded")
             else:
                 broken.append(record.file_path)
-        progress(done)
+            progress(done)
 
 
 def _upgrade(lake: Lake, record: StoredFooter, rows: int | None) -> bool:

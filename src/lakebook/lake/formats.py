@@ -16,6 +16,7 @@ from lakebook.lake.parquet_format import ParquetFormat
 from lakebook.lake.planning import Plan
 from lakebook.lake.steps import Steps
 from lakebook.registry.table_files import NewFile, PlannedFile
+from lakebook.storage.objects import ObjectStore
 
 if TYPE_CHECKING:
     from lakebook.spark.types import DataFrame, SparkSession
@@ -48,8 +49,8 @@ class Format(Protocol):
     def batches(self, plan: Plan, file: PlannedFile, wanted: Any, footer: Footer | None) -> Iterator[pa.RecordBatch]:
         """The rows of a file in the asked-for columns."""
 
-    def count_rows(self, lake: Lake, path: str, size: int) -> int:
-        """How many rows a file has, by the file itself."""
+    def count_rows(self, store: ObjectStore, path: str, size: int) -> tuple[int, bytes | None]:
+        """How many rows a file has, by the file itself; and its footer, if its kind has one."""
 
 
 _HANDLERS: tuple[Format, ...] = (ParquetFormat(), JsonFormat())

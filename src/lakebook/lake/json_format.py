@@ -22,6 +22,7 @@ from lakebook.lake.steps import Steps
 from lakebook.names import shown
 from lakebook.registry.table_files import NewFile, PlannedFile
 from lakebook.spark import frames
+from lakebook.storage.objects import ObjectStore
 
 if TYPE_CHECKING:
     from lakebook.spark.types import DataFrame, SparkSession
@@ -101,9 +102,9 @@ class JsonFormat:
         names = plan.lake.shape_of(plan.table, file.schema_version).schema
         yield from read_json_rows(plan.lake.store, file.file_path, wanted, names)
 
-    def count_rows(self, lake: Lake, path: str, size: int) -> int:  # noqa: ARG002
+    def count_rows(self, store: ObjectStore, path: str, size: int) -> tuple[int, bytes | None]:  # noqa: ARG002
         """How many rows a file has."""
-        return count_lines(lake.store, path)
+        return count_lines(store, path), None
 
 
 def _is_json(path: str, folder: str) -> bool:

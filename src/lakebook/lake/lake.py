@@ -79,6 +79,11 @@ class Cache:
                 self._items[key] = value
         return value
 
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._items.clear()
+
 
 class Lake:
     """The lake of an open book."""

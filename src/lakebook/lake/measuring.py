@@ -15,7 +15,7 @@ from lakebook.lake.footers import open_footer
 from lakebook.lake.lake import Lake, TableShape
 from lakebook.registry.file_stats import ColumnStats
 from lakebook.registry.table_files import NewFile
-from lakebook.spark.jobs import measure_on_executors
+from lakebook.spark.jobs import measured, on_executors
 from lakebook.storage.objects import Measured
 
 PARQUET = "parquet"
@@ -38,7 +38,7 @@ class WrittenFile:
 def measure(lake: Lake, paths: Sequence[str], sizes: int, spark: Any = None) -> list[Measured]:
     """Sizes and checksums; many or large files are measured by Spark's executors."""
     if spark is not None and (sizes >= lake.settings.measure_on_spark or len(paths) >= _ON_EXECUTORS):
-        return [Measured(*found) for found in measure_on_executors(spark, lake.store.warehouse.root, list(paths))]
+        return on_executors(spark, lake.store.warehouse.root, paths, measured)
     return lake.store.measure(paths)
 
 
@@ -62,12 +62,12 @@ def parquet_files(
     paths = [file.path for file in written]
     if not durable:
         lake.store.make_durable(paths)
-    measured = measure(lake, paths, sum(file.size for file in written), spark)
-    footers = read_footers(lake.store, [(found.path, found.size) for found in measured])
+    sizes = measure(lake, paths, sum(file.size for file in written), spark)
+    footers = read_footers(lake.store, [(found.path, found.size) for found in sizes])
     now = datetime.now(UTC)
     compressed = shape.compression != "none"
     files = []
-    for file, found, footer in zip(written, measured, footers, strict=True):
+    for file, found, footer in zip(written, sizes, footers, strict=True):
         opened = open_footer(footer, on=file.path)
         if found.size != file.size or opened.num_rows != file.rows:
             raise InsertFailed(

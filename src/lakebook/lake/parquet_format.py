@@ -49,6 +49,7 @@ from lakebook.registry.table_files import NewFile, PlannedFile
 from lakebook.registry.tables import TableRecord
 from lakebook.registry.transactions import new_id
 from lakebook.spark import frames
+from lakebook.storage.objects import ObjectStore
 
 if TYPE_CHECKING:
     from lakebook.spark.types import DataFrame, SparkSession
@@ -171,9 +172,10 @@ class ParquetFormat:
                 yield found if deleted is None else deleted.left_out_of(found, first)
                 first += batch.num_rows
 
-    def count_rows(self, lake: Lake, path: str, size: int) -> int:
-        """How many rows a file has, by the file itself."""
-        return int(open_footer(read_footer(lake.store, path, size), on=path).num_rows)
+    def count_rows(self, store: ObjectStore, path: str, size: int) -> tuple[int, bytes | None]:
+        """How many rows a file has, by the file itself; and its footer."""
+        footer = read_footer(store, path, size)
+        return int(open_footer(footer, on=path).num_rows), footer
 
 
 def _read_file(plan: Plan, file: PlannedFile, marks: DeleteMarks) -> ReadFile:

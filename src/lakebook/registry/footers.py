@@ -43,8 +43,16 @@ _delete_footers = {
     for database in (SQLITE, POSTGRESQL)
 }
 DELETE_FOOTERS = Statement(_delete_footers[SQLITE], "paths", postgresql=_delete_footers[POSTGRESQL])
-FOOTERS_OF_VERSION = Statement(
-    sa.select(*_FOOTER)
+# Of a value that is stored apart from its row, either database tells the length without reading it.
+_sizes = {
+    database: sa.select(_m.file_path, sa.func.length(_m.metadata))
+    .where(among(_m.file_path, "paths", database))
+    .order_by(_m.file_path)
+    for database in (SQLITE, POSTGRESQL)
+}
+FOOTER_SIZES = Statement(_sizes[SQLITE], "paths", postgresql=_sizes[POSTGRESQL])
+SIZES_OF_VERSION = Statement(
+    sa.select(_m.file_path, sa.func.length(_m.metadata))
     .where(_m.file_path > bind("after"), _m.partition_format_version == bind("version"))
     .order_by(_m.file_path)
     .limit(bind("most", sa.Integer))
@@ -114,9 +122,14 @@ def delete_partition_metadata_batch(transaction: Transaction, paths: Iterable[st
     return sum(transaction.run(DELETE_FOOTERS, transaction.listed(some)) for some in _batches(paths))
 
 
-def footers_of_version(reader: Reader, version: int, after: str, most: int) -> list[StoredFooter]:
-    """Footers in a version of the format, in the order of their paths; `after` is the last path seen."""
-    return [_footer(row) for row in _run(reader, FOOTERS_OF_VERSION, after, version, most)]
+def footer_sizes(reader: Reader, paths: Iterable[str]) -> list[tuple[str, int]]:
+    """The files that have a footer here, with its size, so that whoever loads them knows what comes."""
+    return [(row[0], row[1]) for some in _batches(paths) for row in reader.all(FOOTER_SIZES, reader.listed(some))]
+
+
+def sizes_of_version(reader: Reader, version: int, after: str, most: int) -> list[tuple[str, int]]:
+    """The same of footers in a version of the format, in the order of their paths; `after` is the last path seen."""
+    return [(row[0], row[1]) for row in reader.all(SIZES_OF_VERSION, after, version, most)]
 
 
 def replace_footer(
