@@ -21,7 +21,7 @@ from books import MEMORY, Place
 from lake import files_of, ids, in_memory, insert, lay, numbers, own_warehouse, rows_of, run_sql, with_ids  # noqa: F401
 from lakebook import Book
 from lakebook.clock import ManualClock, to_datetime
-from lakebook.errors import InvalidInput, InvalidPredicate, VersionExpired, VersionNotFound
+from lakebook.errors import InvalidInput, InvalidPredicate, SparkUnsuitable, VersionExpired, VersionNotFound
 from lakebook.lake import planning, rewriting
 from lakebook.lake.extremes import Extremes
 from lakebook.lake.table import Table
@@ -152,6 +152,46 @@ def test_texts_are_chosen_by_their_beginning(book: Book) -> None:
     assert ids(table, r"s LIKE 'a\%%'") == [5]
     assert ids(table, "s LIKE 'ab%'") == [0, 1, 1]
     assert ids(table, "s NOT LIKE 'ab%'") == [0, 2, 3, 3, 5, 5]
+
+
+def test_a_file_that_lost_its_statistics_is_always_looked_at(place: Place) -> None:
+    book = place.open()
+    table = book.tables.create("t", "id BIGINT, s STRUCT<x: INT>", partition_by=["bucket(64, id)"])
+    for number in range(3):
+        insert(table, {"id": number, "s": {"x": number}})
+    with table.update_schema() as update:
+        update.add_column("late", "INT")
+    insert(table, {"id": 3, "s": {"x": 3}, "late": 3})
+    insert(table, {"id": 4, "s": {"x": 4}, "late": 4})
+    # All that is known of the first; of the last, all but its partition.
+    run_sql(book, f"DELETE FROM file_column_stats WHERE table_id = {table.id} AND file_id = 1")
+    run_sql(book, f"DELETE FROM file_column_stats WHERE table_id = {table.id} AND file_id = 5 AND field_id > 0")
+    every = [file["file_path"] for file in files_of(book, table)]
+    for where, wanted, looked_at in (
+        ("id = 0", [0], {0}),
+        ("id = 4", [4], {0, 4}),
+        ("id >= 3", [3, 4], {0, 3, 4}),
+        ("s.x = 2", [2], {0, 2, 4}),
+        ("s.x <> 2", [0, 1, 3, 4], {0, 1, 3, 4}),
+        # Those of before have no such column: there is nothing to be lost.
+        ("late = 4", [4], {4}),
+        ("late IS NULL", [0, 1, 2], {0, 1, 2, 4}),
+        ("late = 3 AND s.x > 0", [3], {3, 4}),
+    ):
+        assert ids(table, where) == wanted, where
+        assert {file.file_path for file in table.plan(where)} == {every[number] for number in looked_at}, where
+    assert table.min_max("id") is None
+    assert table.min_max("late") is None
+    # A file that came since is looked at too.
+    insert(table, {"id": 5, "s": {"x": 5}, "late": 5})
+    run_sql(book, f"DELETE FROM file_column_stats WHERE table_id = {table.id} AND file_id = 6")
+    assert ids(table, "id = 5") == ids(table, "s.x = 5") == ids(table, "late = 5") == [5]
+    assert ids(table, "s.x = 4", version=5) == []
+    assert ids(table, "s.x = 4", version=6) == [4]
+    # A delete ends no file of which it cannot tell that every row matches.
+    with pytest.raises(SparkUnsuitable):
+        table.delete("s.x = 4")
+    assert ids(table) == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_file_of_unknown_bounds_is_always_looked_at(book: Book) -> None:

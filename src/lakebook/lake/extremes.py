@@ -10,7 +10,7 @@ from lakebook.iceberg.bounds import decode
 from lakebook.iceberg.schemas import field_at, find_column, leaf_fields
 from lakebook.lake.lake import Lake
 from lakebook.lake.leasing import Lease
-from lakebook.lake.planning import make_plan, require_readable
+from lakebook.lake.planning import make_plan, require_readable, versions_having
 from lakebook.lake.reading import rows_left
 from lakebook.names import shown
 from lakebook.predicates import FLOATING
@@ -52,8 +52,9 @@ def extremes(lake: Lake, table: TableRecord, column: str) -> Extremes | None:
     if table.deleted_rows:
         # The bounds are those of all rows, and nobody knows whether the extreme ones are among the deleted.
         return None
+    having = versions_having(lake, table, table.schema_version, found.field_id)
     answer = lake.registry.read_with(
-        lambda reader: extremes_of(reader, table.id, table.version, found.field_id, has_nan=kind in FLOATING)
+        lambda reader: extremes_of(reader, table.id, table.version, found.field_id, having, has_nan=kind in FLOATING)
     )
     require_readable(lake, table, table.version)
     if answer is None:

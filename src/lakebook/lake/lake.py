@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 from cachetools import LRUCache
@@ -15,7 +16,7 @@ from lakebook.config import Settings
 from lakebook.errors import LakebookError, NotPublishable, PublishFailed, SparkUnsuitable, TableNotFound
 from lakebook.iceberg.partitioning import order_from_json, spec_from_json
 from lakebook.iceberg.publishing import Publisher
-from lakebook.iceberg.schemas import schema_from_json
+from lakebook.iceberg.schemas import leaf_fields, schema_from_json
 from lakebook.lake.background import BackgroundPublisher, Look
 from lakebook.lake.renewals import Renewals
 from lakebook.metrics import Metrics
@@ -47,6 +48,11 @@ class TableShape:
     spec: Any
     order: Any
     compression: str
+
+    @cached_property
+    def plain_fields(self) -> frozenset[int]:
+        """The columns, by field id, of which a file of this schema version has statistics, if it has any."""
+        return frozenset(leaf.field_id for leaf in leaf_fields(self.schema) if not leaf.in_collection)
 
 
 def check_reachable(lake: Lake) -> None:
@@ -216,12 +222,16 @@ class Lake:
         """A state of a table's metadata, with its present properties."""
         return self.registry.read_with(lambda reader: get_metadata(reader, table, schema_version))
 
-    def shape_of(self, table: TableRecord, schema_version: int) -> TableShape:
-        """The schema, partitioning and sort order of a schema version."""
+    def shape_of(self, table: TableRecord, schema_version: int, reader: Reader | None = None) -> TableShape:
+        """The schema, partitioning and sort order of a schema version; `reader` is a transaction that is at work."""
         key = (table.id, schema_version)
         found: TableShape | None = self.shapes.get(key)
         if found is None:
-            metadata = self.metadata_of(table, schema_version)
+            metadata = (
+                self.metadata_of(table, schema_version)
+                if reader is None
+                else get_metadata(reader, table, schema_version)
+            )
             found = TableShape(
                 schema_version,
                 schema_from_json(dict(metadata.schema)),

@@ -7,7 +7,7 @@ walked through. Of files with several row groups the stored footer says which ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -22,7 +22,7 @@ from lakebook.lake.lake import Lake, TableShape
 from lakebook.lake.measuring import PARQUET
 from lakebook.lake.position_deletes import DeletedRows, Positions
 from lakebook.predicates import Always, Predicate, all_of, fields_of
-from lakebook.registry.file_stats import ColumnStats, files_meeting, stats_of_files
+from lakebook.registry.file_stats import ColumnStats, files_meeting, files_short_of, stats_of_files
 from lakebook.registry.leases import HORIZON, expired_version
 from lakebook.registry.table_files import (
     CHUNK,
@@ -31,10 +31,12 @@ from lakebook.registry.table_files import (
     chunks,
     planned_by_id,
     unmeasured_files,
+    visible_among,
     visible_deletes,
     visible_files,
 )
 from lakebook.registry.tables import TableRecord, list_metadata
+from lakebook.registry.transactions import Reader
 
 # A column that leaves more is no better than walking through the files in order.
 _MOST_CANDIDATES = 20_000
@@ -253,7 +255,48 @@ def _candidates(
             return None
     # Files without statistics may match whatever is asked.
     found.update(plan.lake.registry.read_with(lambda reader: unmeasured_files(reader, table_id, version, most + 1)))
+    short = _short_of(plan, field_id, most)
+    if short is None:
+        return None
+    found.update(short)
     return found if len(found) <= most else None
+
+
+def _short_of(plan: Plan, field_id: int, most: int) -> list[int] | None:
+    """Ids of files that have lost their statistics of a column: they too may match; none if they are too many.
+
+    To find them is to look at every file. But a row of statistics goes only with its file, so the files of a version
+    are looked at once by a process, and from then on those that came since.
+    """
+    lake, table_id = plan.lake, plan.table.id
+    key = (table_id, field_id, "short")
+    seen: tuple[int, frozenset[int]] = lake.shapes.get(key) or (-1, frozenset())
+    looked, short = seen
+    if plan.version > looked:
+        having = versions_having(lake, plan.table, plan.shape.schema_version, field_id)
+        more = lake.registry.read_with(
+            lambda reader: files_short_of(reader, table_id, field_id, having, looked, plan.version, most + 1)
+        )
+        short = short.union(more)
+        if len(short) > most:
+            return None
+        lake.shapes.put(key, (plan.version, short))
+    if not short:
+        return []
+    return lake.registry.read_with(lambda reader: visible_among(reader, table_id, plan.version, sorted(short)))
+
+
+def versions_having(lake: Lake, table: TableRecord, schema_version: int, field_id: int) -> tuple[int, ...]:
+    """The schema versions, up to one, whose files have statistics of a column or, if negative, of a partition field."""
+    key = (table.id, schema_version, field_id, "having")
+    found: tuple[int, ...] | None = lake.shapes.get(key)
+    if found is None:
+        states = lake.registry.read_with(lambda reader: list_metadata(reader, table))
+        numbers = [state.schema_version for state in states if state.schema_version <= schema_version]
+        if field_id > 0:
+            numbers = [number for number in numbers if field_id in lake.shape_of(table, number).plain_fields]
+        found = lake.shapes.put(key, tuple(numbers))
+    return found
 
 
 def _matching(
@@ -262,18 +305,22 @@ def _matching(
     ids = sorted(file.id for file in files)
     stats = plan.lake.registry.read_with(lambda reader: stats_of_files(reader, plan.table.id, ids, fields))
     for file in files:
-        if matching(known_bounds(file, stats)):
+        if matching(known_bounds(plan, file, stats)):
             yield file
 
 
-def known_bounds(file: PlannedFile, stats: dict[tuple[int, int], ColumnStats]) -> Callable[[int], ColumnBounds | None]:
-    """What is known of a file's columns."""
+def known_bounds(
+    plan: Plan, file: PlannedFile, stats: Mapping[tuple[int, int], ColumnStats], reader: Reader | None = None
+) -> Callable[[int], ColumnBounds | None]:
+    """What is known of a file's columns; `reader` is a transaction that is at work."""
 
     def of(field_id: int) -> ColumnBounds | None:
         found = bounds_of(stats.get((file.id, field_id)))
         if found is None and file.has_statistics and field_id > 0:
-            # The file is older than the column: nothing but nulls.
-            return ColumnBounds(None, None, file.row_count, file.row_count, 0)
+            shape = plan.lake.shape_of(plan.table, file.schema_version, reader)
+            if field_id not in shape.plain_fields:
+                # The file is older than the column: nothing but nulls.
+                return ColumnBounds(None, None, file.row_count, file.row_count, 0)
         return found
 
     return of

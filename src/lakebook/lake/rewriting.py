@@ -100,7 +100,7 @@ def _refuse_rivals(transaction: Transaction, plan: Plan, wanted: Callable[[Any],
         matching, fields = compile_may_match(plan.predicate), sorted(fields_of(plan.predicate))
         ids = sorted(file.id for file in rivals)
         stats = stats_of_files(transaction, plan.table.id, ids, fields)
-        rivals = [file for file in rivals if matching(known_bounds(file, stats))]
+        rivals = [file for file in rivals if matching(known_bounds(plan, file, stats, transaction))]
     else:
         rivals = [file for file in rivals if wanted(file)]
     if rivals:
@@ -195,7 +195,7 @@ def _split(plan: Plan) -> tuple[list[PlannedFile], list[PlannedFile]]:
         ids = sorted(file.id for file in chunk)
         stats = plan.lake.registry.read_with(lambda reader: stats_of_files(reader, plan.table.id, ids, fields))  # noqa: B023
         for file in chunk:
-            (whole if certain(known_bounds(file, stats)) else partly).append(file)
+            (whole if certain(known_bounds(plan, file, stats)) else partly).append(file)
     return whole, partly
 
 

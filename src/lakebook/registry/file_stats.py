@@ -16,7 +16,7 @@ import orjson
 import sqlalchemy as sa
 
 from lakebook.registry import schema
-from lakebook.registry.statements import POSTGRESQL, SQLITE, Statement, among, bind, insert_into
+from lakebook.registry.statements import POSTGRESQL, SQLITE, ZERO, Statement, among, bind, insert_into
 from lakebook.registry.transactions import Reader, Row, Transaction
 
 _s = schema.file_column_stats.c
@@ -186,34 +186,93 @@ def stats_of_files(
     return {(file_id, stats.field_id): stats for file_id, stats in map(_stats_from, rows)}
 
 
+_mine = sa.and_(_s.table_id == _f.table_id, _s.file_id == _f.id, _s.field_id == bind("of_field"))
+
+
+def _short(database: str) -> sa.Select[Any]:
+    return (
+        sa.select(_f.id)
+        .where(
+            _f.table_id == bind("of_table"),
+            _f.from_version > bind("since_version"),
+            _f.from_version <= bind("at_version"),
+            _f.has_statistics,
+            sa.text("table_files.content = 0"),
+            among(_f.schema_version, "schema_versions", database),
+            sa.not_(sa.exists(sa.select(sa.literal_column("1")).select_from(schema.file_column_stats).where(_mine))),
+        )
+        .limit(bind("most", sa.Integer))
+        .offset(ZERO)
+    )
+
+
+FILES_SHORT_OF = Statement(
+    _short(SQLITE),
+    "of_table",
+    "of_field",
+    "schema_versions",
+    "since_version",
+    "at_version",
+    "most",
+    postgresql=_short(POSTGRESQL),
+)
+
+
+def files_short_of(
+    reader: Reader,
+    table_id: int,
+    field_id: int,
+    schema_versions: Sequence[int],
+    since: int,
+    version: int,
+    most: int,
+) -> list[int]:
+    """Ids of files that came after one version and up to another, and lack the statistics of a column they have."""
+    given = (table_id, field_id, reader.listed(schema_versions), since, version, most)
+    return [int(row[0]) for row in reader.all(FILES_SHORT_OF, *given)]
+
+
 _at = sa.and_(
     _f.table_id == bind("of_table"),
     _f.from_version <= bind("at_version"),
     sa.or_(_f.to_version.is_(None), _f.to_version > bind("at_version")),
 )
-_mine = sa.and_(_s.table_id == _f.table_id, _s.file_id == _f.id, _s.field_id == bind("of_field"))
-# A file without statistics, or whose bounds were cut, leaves the answer to the files. One that is
-# older than the column has statistics, but no row for it: it has only nulls.
-UNKNOWN_EXTREMES = Statement(
-    sa.select(sa.func.count(_f.id))
-    .select_from(schema.table_files.outerjoin(schema.file_column_stats, _mine))
-    .where(
-        _at,
-        sa.or_(
-            sa.not_(_f.has_statistics),
-            sa.and_(_s.is_exact.is_not(None), sa.not_(_s.is_exact)),
-            sa.and_(
-                sa.literal_column("1") == bind("has_nan", sa.Integer),
-                _s.is_exact.is_not(None),
-                sa.or_(_s.nan_count.is_(None), _s.nan_count > sa.literal_column("0")),
-                sa.or_(_s.null_count.is_(None), _s.value_count.is_(None), _s.null_count < _s.value_count),
+
+
+def _unknown_extremes(database: str) -> sa.Select[Any]:
+    """Files that leave the answer to their bytes: those without statistics of the column, or with cut bounds.
+
+    One that is older than the column has no row for it either: it has only nulls.
+    """
+    has_row = _s.is_exact.is_not(None)
+    return (
+        sa.select(sa.func.count(_f.id))
+        .select_from(schema.table_files.outerjoin(schema.file_column_stats, _mine))
+        .where(
+            _at,
+            sa.or_(
+                sa.not_(_f.has_statistics),
+                sa.and_(sa.not_(has_row), among(_f.schema_version, "schema_versions", database)),
+                sa.and_(has_row, sa.not_(_s.is_exact)),
+                sa.and_(
+                    sa.literal_column("1") == bind("has_nan", sa.Integer),
+                    has_row,
+                    sa.or_(_s.nan_count.is_(None), _s.nan_count > sa.literal_column("0")),
+                    sa.or_(_s.null_count.is_(None), _s.value_count.is_(None), _s.null_count < _s.value_count),
+                ),
             ),
-        ),
-    ),
+        )
+    )
+
+
+UNKNOWN_EXTREMES = Statement(
+    _unknown_extremes(SQLITE),
     "of_table",
     "at_version",
     "of_field",
     "has_nan",
+    "schema_versions",
+    postgresql=_unknown_extremes(POSTGRESQL),
 )
 EXTREMES = Statement(
     sa.select(sa.func.min(_s.lower_bound), sa.func.max(_s.upper_bound))
@@ -226,10 +285,14 @@ EXTREMES = Statement(
 
 
 def extremes_of(
-    reader: Reader, table_id: int, version: int, field_id: int, *, has_nan: bool
+    reader: Reader, table_id: int, version: int, field_id: int, schema_versions: Sequence[int], *, has_nan: bool
 ) -> tuple[bytes | None, bytes | None] | None:
-    """The least and the largest bound of a column in a version; none unless all are exact."""
-    unknown = reader.one(UNKNOWN_EXTREMES, table_id, version, field_id, int(has_nan))
+    """The least and the largest bound of a column in a version; none unless all are exact.
+
+    `schema_versions` are those that have the column.
+    """
+    having = reader.listed(schema_versions)
+    unknown = reader.one(UNKNOWN_EXTREMES, table_id, version, field_id, int(has_nan), having)
     if unknown is None or unknown[0]:
         return None
     row = reader.one(EXTREMES, table_id, version, field_id)

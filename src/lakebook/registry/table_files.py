@@ -224,6 +224,13 @@ UNMEASURED_FILES = Statement(
     "at_version",
     "most",
 )
+_visible_among, _visible_among_pg = (
+    sa.select(_f.id)
+    .where(_f.table_id == bind("of_table"), _visible, _rows_only, among(_f.id, "wanted_ones", database))
+    .order_by(_f.id)
+    for database in (SQLITE, POSTGRESQL)
+)
+VISIBLE_AMONG = Statement(_visible_among, "of_table", "at_version", "wanted_ones", postgresql=_visible_among_pg)
 _v = schema.table_versions.c
 ADDED_BY_OVERWRITES = Statement(
     sa.select(*PLANNED)
@@ -693,6 +700,15 @@ def planned_by_id(reader: Reader, table_id: int, ids: Sequence[int]) -> list[Pla
 def unmeasured_files(reader: Reader, table_id: int, version: int, most: int) -> list[int]:
     """Ids of a version's files that have no statistics; at most that many."""
     return [int(row[0]) for row in reader.all(UNMEASURED_FILES, table_id, version, most)]
+
+
+def visible_among(reader: Reader, table_id: int, version: int, ids: Sequence[int]) -> list[int]:
+    """Which of these files a version has."""
+    return [
+        int(row[0])
+        for chunk in chunks(ids)
+        for row in reader.all(VISIBLE_AMONG, table_id, version, reader.listed(chunk))
+    ]
 
 
 def added_by_overwrites(reader: Reader, table_id: int, since: int) -> list[PlannedFile]:
