@@ -28,8 +28,9 @@ from lakebook.registry.epoch import (
 from lakebook.registry.events import EventLog
 from lakebook.registry.gauges import read_gauges
 from lakebook.registry.inserts import ANY_INSERT_OR_TABLE
-from lakebook.registry.maintenance import Work, list_work
+from lakebook.registry.maintenance import Work, list_named_work
 from lakebook.registry.migrate import HEAD, REVISIONS, Migration, check_revision, migrate, revision_of
+from lakebook.registry.owed import MetadataUpdate
 from lakebook.registry.registry import Registry
 from lakebook.registry.schema import MAX_BIGINT
 from lakebook.registry.segment_checks import any_file
@@ -400,8 +401,25 @@ class Book:
         check_limit(limit)
         before = MAX_BIGINT if after is None else after
         table_id = self._table_id(table, namespace)
-        found = self._registry.read_with(lambda reader: list_work(reader, component, table_id, before, limit + 1))
+        found = self._registry.read_with(lambda reader: list_named_work(reader, component, table_id, before, limit + 1))
         return page_of(found, limit, lambda item: item.id)
+
+    def owed(
+        self,
+        *,
+        table: str | None = None,
+        namespace: str | None = None,
+        state: str | None = "owed",
+        limit: int = 1000,
+        after: tuple[int, int] | None = None,
+    ) -> Page[MetadataUpdate]:
+        """Versions of tables that are owed to Iceberg: in which state each is, and why it could not be published.
+
+        A state is `pending`, `processing`, `completed` or `failed`; `owed` is any but completed, none is all of them.
+        """
+        from lakebook.components.orchestrator import owed
+
+        return owed(self.lake, table_id=self._table_id(table, namespace), state=state, limit=limit, after=after)
 
     def dead_letters(self, *, limit: int = 1000, after: int | None = None) -> Page[DeadLetter]:
         """Events that a subscriber could not take after its last attempt, the oldest first."""

@@ -206,7 +206,10 @@ def _check_upkeep(book: Book, registry: Registry, gauges: dict[str, float]) -> C
     lease_ms = round(2 * book.settings.astha_lease * 1000)
     now = registry.clock.now_ms()
     found = registry.read_with(lambda reader: active_scheduler(reader, now, lease_ms))
-    owed = {name: int(gauges[f"lakebook_{name}"]) for name in OWED}
+    # It loads Arrow, which a book that cannot be opened need not wait for.
+    from lakebook.components.backlog import backlog, count_small_files
+
+    owed = backlog({name: int(gauges[f"lakebook_{name}"]) for name in OWED}, count_small_files(book.lake))
     warnings = warnings_of(owed, active=found is not None)
     if warnings:
         return Check("upkeep", Status.WARN, "; ".join(warnings), "See `lakebook maintenance status`")

@@ -37,6 +37,7 @@ GAUGES = {
     "temporary_file_bytes": "Bytes in files that wait for their removal.",
     "open_commits": "Commit rows that are neither committed nor aborted.",
     "owed_updates": "Versions of tables that are owed to Iceberg and written down as such.",
+    "failed_updates": "Those of them whose last attempt to be published has failed.",
     "stalled_deliveries": "Lake objects of which a subscriber has not taken every event yet.",
     "dead_letters": "Events that were parked and not driven again.",
     "requests": "Requests to the components that are not met yet.",

@@ -20,7 +20,8 @@ import lakebook
 from lake import insert, numbers
 from lakebook.cli.main import cli
 from lakebook.registry.deliveries import park
-from lakebook.registry.maintenance import list_requests
+from lakebook.registry.maintenance import list_requests, note_work
+from lakebook.registry.owed import begin_updates, fail_updates
 
 PATIENCE = 60.0
 
@@ -153,10 +154,47 @@ def test_status_and_doctor_warn_when_work_piles_up_and_no_daemon_runs(folder: Pa
             insert(book.table("orders"), {"id": number})
     result = run(folder, "maintenance", "status")
     assert result.exit_code == 1
-    assert "nobody looks after the tables, and 105 versions are not published: start `lakebook run`" in result.stderr
+    piled = "105 versions are not published, 102 small files are worth a compaction"
+    assert f"nobody looks after the tables, and {piled}: start `lakebook run`" in result.stderr
     checks = {check["name"]: check for check in json.loads(run(folder, "doctor", "--json").stdout)["checks"]}
     assert checks["upkeep"]["status"] == "warn"
-    assert "105 versions" in checks["upkeep"]["detail"]
+    assert piled in checks["upkeep"]["detail"]
+
+
+def test_what_is_owed_is_printed_with_the_reason_why_it_could_not_be_published(folder: Path) -> None:
+    printed(folder, "maintenance", "run", "orchestrator")
+    assert [(item["table"], item["version"]) for item in parsed(folder, "maintenance", "owed", "visits")] == [
+        ("default.visits", 0),
+        ("default.visits", 1),
+    ]
+    with lakebook.open(folder, publish="off") as book:
+        visits = book.table("visits").id
+        book._registry.write(lambda transaction: begin_updates(transaction, visits, 1))
+        book._registry.write(lambda transaction: fail_updates(transaction, visits, 1, "the disk is full"))
+    text = printed(folder, "maintenance", "owed", "--state", "failed")
+    assert "default.visits" in text
+    assert "the disk is full" in text
+    assert "default.orders" not in text
+    printed(folder, "tables", "publish", "--all")
+    assert parsed(folder, "maintenance", "owed") == []
+    assert len(parsed(folder, "maintenance", "owed", "--state", "all")) == 5
+    assert run(folder, "maintenance", "owed", "--namespace", "default").exit_code == 2
+
+
+def test_history_and_dead_letters_name_their_tables(folder: Path, letter: int) -> None:
+    with lakebook.open(folder, publish="off") as book:
+        orders = book.table("orders").id
+        book._registry.write(
+            lambda transaction: note_work(transaction, "compactor", orders, "compact", "why", "done", {}, 1)
+        )
+    assert "default.orders" in printed(folder, "maintenance", "history")
+    assert parsed(folder, "maintenance", "history")[0]["table"] == "default.orders"
+    assert "table default.orders" in printed(folder, "events", "dead-letters", "list")
+    assert "table default.orders" in printed(folder, "events", "dead-letters", "show", str(letter))
+    assert printed(folder, "events", "dead-letters", "redrive", str(letter)) == (
+        "compactor will take table default.orders anew\n"
+    )
+    assert "asked of" in printed(folder, "maintenance", "status", code=1)
 
 
 def test_a_round_by_hand_publishes_and_says_so(folder: Path) -> None:

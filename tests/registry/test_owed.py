@@ -47,6 +47,8 @@ from lakebook.registry.maintenance import (
 )
 from lakebook.registry.owed import (
     COMPLETE,
+    OWED_UPDATES,
+    OWED_UPDATES_OF_TABLE,
     OWED_UPTO,
     begin_updates,
     complete_updates,
@@ -242,7 +244,12 @@ def test_what_is_owed_is_found_by_its_index_alone(shared_place: Place) -> None:
         explain = "EXPLAIN QUERY PLAN " if reader.kind == SQLITE else "EXPLAIN "
         if reader.kind == POSTGRESQL:
             connection.execute("SET enable_seqscan = off")
-        for statement, values in ((COMPLETE, (1, table.id, 1)), (OWED_UPTO, (table.id, 10))):
+        for statement, values in (
+            (COMPLETE, (1, table.id, 1)),
+            (OWED_UPTO, (table.id, 10)),
+            (OWED_UPDATES, (0, -1, 10)),
+            (OWED_UPDATES_OF_TABLE, (table.id, -1, table.id, 10)),
+        ):
             compiled = statement.on(reader.kind)
             arranged = compiled.arrange(values) if compiled.arrange else values
             plan = str(connection.execute(explain + compiled.sql, arranged).fetchall())
@@ -503,6 +510,9 @@ def test_a_table_that_cannot_be_published_waits_for_its_next_change(book: Book, 
     assert [item.version for item in found] == [2, 3, 4]
     assert "two columns as 'name'" in str(found[0].last_error)
     assert (published(table), updater.status()["failed"]) == (1, 1)
+    (work,) = book.maintenance_history(component="iceberg_updater")
+    assert (work.action, work.outcome, work.table_id) == ("publish", "failed", table.id)
+    assert "two columns as 'name'" in work.detail["error"]
     refresh(book, updater, table.record.object_id)
     assert {item.attempts for item in owed(book.lake, state="failed")} == {2}
     other = numbers(book, "other", [1])

@@ -43,6 +43,7 @@ def test_gauges_say_what_the_registry_holds(book: Book) -> None:
         "temporary_file_bytes": 1000,
         "open_commits": 0,
         "owed_updates": 0,
+        "failed_updates": 0,
         "stalled_deliveries": 0,
         "dead_letters": 0,
         "requests": 0,

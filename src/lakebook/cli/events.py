@@ -162,7 +162,7 @@ def list_letters(place: Place, limit: int | None, as_json: bool) -> None:
             (
                 letter.id,
                 letter.subscriber,
-                f"{letter.event.object_kind} {letter.event.object_id}",
+                letter.shown,
                 f"{letter.event.operation} {letter.event.table} #{letter.event.sequence}",
                 letter.attempts,
                 letter.parked_at,
@@ -189,6 +189,7 @@ def show(place: Place, letter: int, as_json: bool) -> None:
         {
             "id": found.id,
             "subscriber": found.subscriber,
+            "object": found.shown,
             "attempts": found.attempts,
             "parked": found.parked_at,
             "redriven": found.redriven_at,
@@ -213,4 +214,4 @@ def redrive(place: Place, letter: int, as_json: bool) -> None:
     if as_json:
         print_json(found)
     else:
-        print_line(f"{found.subscriber} will take {found.event.object_kind} {found.event.object_id} anew")
+        print_line(f"{found.subscriber} will take {found.shown} anew")

@@ -17,8 +17,10 @@ from lakebook.cli.commands import (
     walk,
 )
 from lakebook.cli.output import print_fields, print_json, print_line, print_note, print_table, working
+from lakebook.clock import to_datetime
 from lakebook.components.names import COMPONENTS
 from lakebook.registry.maintenance import Work
+from lakebook.registry.owed import OWED, STATES
 
 if TYPE_CHECKING:
     # It loads Arrow, which most commands need not wait for.
@@ -64,9 +66,17 @@ def _print_overview(found: Overview) -> None:
     )
     print_line("")
     print_table(
-        ("subscriber", "behind", "stalled", "dead letters", "breaker", "saved"),
+        ("subscriber", "behind", "stalled", "dead letters", "breaker", "abandoned", "saved"),
         [
-            (item.name, item.behind, item.stalled, item.dead_letters, item.breaker, item.saved_at)
+            (
+                item.name,
+                item.behind,
+                item.stalled,
+                item.dead_letters,
+                item.breaker,
+                item.abandoned,
+                item.saved_at,
+            )
             for item in found.subscribers
         ],
     )
@@ -81,7 +91,7 @@ def _print_overview(found: Overview) -> None:
             [
                 (
                     item.subscriber,
-                    item.lane.object_id,
+                    item.shown,
                     item.lane.next_sequence,
                     item.lane.known_sequence,
                     item.lane.attempts,
@@ -90,6 +100,12 @@ def _print_overview(found: Overview) -> None:
                 )
                 for item in found.stalled
             ],
+        )
+    if found.requests:
+        print_line("")
+        print_table(
+            ("asked of", "what", "by", "since"),
+            [(item.component, item.kind, item.requested_by, to_datetime(item.requested_at)) for item in found.requests],
         )
     if found.recent:
         print_line("")
@@ -105,7 +121,7 @@ def _print_work(found: Iterable[Work]) -> None:
             (
                 item.finished_at,
                 item.component,
-                item.table_id,
+                item.table or item.table_id,
                 item.action,
                 item.outcome,
                 item.reason,
@@ -192,14 +208,61 @@ def resume(place: Place, component: str, table: str | None, namespace: str | Non
 
 
 @maintenance.command()
-@click.option("--component", type=click.Choice((*COMPONENTS, "astha")), help="Only what this one did.")
-@_table
+@click.argument("table", required=False)
 @namespace_option
+@click.option(
+    "--state",
+    type=click.Choice((OWED, *STATES, "all")),
+    default=OWED,
+    show_default=True,
+    help="Only versions in this state; owed: in any but completed.",
+)
 @limit_option
 @json_option
 @pass_place
+def owed(place: Place, table: str | None, namespace: str | None, state: str, limit: int | None, as_json: bool) -> None:
+    """Show which versions of TABLE, or of all tables, are owed to Iceberg, and why one could not be published."""
+    if table is None and namespace is not None:
+        raise click.UsageError("--namespace needs a table.")
+    with place.open() as book:
+        found = list(
+            walk(
+                lambda after, size: book.owed(
+                    table=table, namespace=namespace, state=None if state == "all" else state, limit=size, after=after
+                ),
+                limit,
+            )
+        )
+    if as_json:
+        print_json(found)
+        return
+    print_table(
+        ("table", "version", "state", "attempts", "written down", "begun", "ended", "error"),
+        [
+            (
+                item.table or item.table_id,
+                item.version,
+                item.state,
+                item.attempts,
+                item.created_at,
+                item.started_at,
+                item.finished_at,
+                item.last_error,
+            )
+            for item in found
+        ],
+    )
+
+
+@maintenance.command()
+@click.option("--component", type=click.Choice((*COMPONENTS, "astha")), help="Only what this one did.")
+@_table
+@namespace_option
+@click.option("--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Print at most this many.")
+@json_option
+@pass_place
 def history(
-    place: Place, component: str | None, table: str | None, namespace: str | None, limit: int | None, as_json: bool
+    place: Place, component: str | None, table: str | None, namespace: str | None, limit: int, as_json: bool
 ) -> None:
     """Show what was done to which table, when and why, the newest first."""
     with place.open() as book:
@@ -208,7 +271,7 @@ def history(
                 lambda after, size: book.maintenance_history(
                     component=component, table=table, namespace=namespace, limit=size, after=after
                 ),
-                limit if limit is not None else 100,
+                limit,
             )
         )
     if as_json:

@@ -82,7 +82,13 @@ class IcebergUpdater(Component, Subscriber):
             return
         if standing.is_pending:
             self._begin(table, anew=anew)
-        with self._working(table), self.journal.work("publish", reason, table_id) as entry:
+        # What cannot be published is no fault of whoever publishes, and trying again does not help before the
+        # table changes: it is written down, and no attempt is used up.
+        with (
+            suppress(NotPublishable),
+            self._working(table),
+            self.journal.work("publish", reason, table_id) as entry,
+        ):
             entry.worth_noting = False
             self._try(table, before, entry)
 
@@ -93,10 +99,9 @@ class IcebergUpdater(Component, Subscriber):
         except TableNotFound:
             return  # It was dropped meanwhile.
         except NotPublishable as error:
-            # No fault of whoever publishes, and trying again does not help before the table changes.
             LOG.warning("%s", error)
             self._fail(table, error)
-            return
+            raise
         except Exception as error:
             # The error itself is the one to report; what it left as begun, the next attempt goes on from.
             with suppress(LakebookError):

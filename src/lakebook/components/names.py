@@ -14,14 +14,20 @@ COMPONENTS = ("topic_publisher", "iceberg_updater", "orchestrator", "snapshotter
 OWED = (
     "unpublished_versions",
     "owed_updates",
+    "failed_updates",
+    "inserts",
     "temporary_files_expired",
     "stalled_deliveries",
     "dead_letters",
     "events",
     "requests",
 )
+#: Beside them: files that are worth a compaction.
+SMALL_FILES = "small_files"
 # From here on it is worth a word that nobody does the work.
 _MANY_VERSIONS = 100
+_MANY_SMALL_FILES = 100
+_MANY_INSERTS = 1000
 _MANY_EVENTS = 100_000
 
 
@@ -42,6 +48,13 @@ def warnings_of(owed: Mapping[str, int], *, active: bool) -> list[str]:
         piled = []
         if owed["unpublished_versions"] >= _MANY_VERSIONS:
             piled.append(f"{owed['unpublished_versions']} versions are not published")
+        elif owed["owed_updates"]:
+            # However few: somebody has written down that they are to be published, and has gone.
+            piled.append(f"{owed['owed_updates']} versions are owed to Iceberg")
+        if owed[SMALL_FILES] >= _MANY_SMALL_FILES:
+            piled.append(f"{owed[SMALL_FILES]} small files are worth a compaction")
+        if owed["inserts"] >= _MANY_INSERTS:
+            piled.append(f"the folders of {owed['inserts']} inserts are not swept")
         if owed["temporary_files_expired"]:
             piled.append(f"the grace of {owed['temporary_files_expired']} files has passed")
         if owed["events"] >= _MANY_EVENTS:
@@ -50,6 +63,10 @@ def warnings_of(owed: Mapping[str, int], *, active: bool) -> list[str]:
             piled.append(f"{owed['requests'] + owed['stalled_deliveries']} requests and deliveries wait")
         if piled:
             found.append(f"nobody looks after the tables, and {', '.join(piled)}: start `lakebook run`")
+    if owed["failed_updates"]:
+        found.append(
+            f"{owed['failed_updates']} versions could not be published: see `lakebook maintenance owed --state failed`"
+        )
     if owed["dead_letters"]:
         found.append(f"{owed['dead_letters']} events were parked: see `lakebook events dead-letters list`")
     return found

@@ -19,10 +19,11 @@ from lakebook.names import shown
 from lakebook.pages import PAGE_SIZE, Page, check_limit, page_of
 from lakebook.registry.owed import (
     COMPLETED,
+    OWED,
     STATES,
     MetadataUpdate,
     forget_dropped,
-    list_updates,
+    list_named_updates,
     owe,
     owe_unpublished,
     owed_summary,
@@ -110,11 +111,14 @@ def owed(
     after: tuple[int, int] | None = None,
     limit: int = PAGE_SIZE,
 ) -> Page[MetadataUpdate]:
-    """What is owed to Iceberg or was, by table and version: of one table, in one state, or both."""
+    """What is owed to Iceberg or was, by table and version: of one table, in one state, or both.
+
+    The state `owed` is any of them but completed.
+    """
     check_limit(limit)
-    if state is not None and state not in STATES:
+    if state not in (None, OWED, *STATES):
         raise InvalidInput(
-            f"{shown(state)} is not a state of an update", on="updates", remedy=f"Use {', '.join(STATES)}"
+            f"{shown(state)} is not a state of an update", on="updates", remedy=f"Use {', '.join((OWED, *STATES))}"
         )
-    found = lake.registry.read_with(lambda reader: list_updates(reader, table_id, state, after, limit + 1))
+    found = lake.registry.read_with(lambda reader: list_named_updates(reader, table_id, state, after, limit + 1))
     return page_of(found, limit, lambda item: (item.table_id, item.version))

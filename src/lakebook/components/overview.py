@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from lakebook.cdc.subscribers import SUBSCRIPTIONS
-from lakebook.components.names import OWED, warnings_of
+from lakebook.components.backlog import backlog, count_small_files
+from lakebook.components.names import warnings_of
 from lakebook.lake.lake import Lake
 from lakebook.registry.deliveries import (
     Stalled,
@@ -19,7 +21,7 @@ from lakebook.registry.deliveries import (
     scheduler_state,
 )
 from lakebook.registry.gauges import read_gauges
-from lakebook.registry.maintenance import Pause, Request, Work, list_pauses, list_requests, list_work
+from lakebook.registry.maintenance import Pause, Request, Work, list_named_work, list_pauses, list_requests
 from lakebook.registry.schedulers import active_scheduler
 from lakebook.registry.schema import MAX_BIGINT
 from lakebook.registry.transactions import Reader
@@ -42,6 +44,8 @@ class SubscriberOverview:
     #: `closed`, `open` or `half_open`; none: nobody delivers now.
     breaker: str | None
     reason: str
+    #: Calls that were given up after their time-out and have not come back.
+    abandoned: int = 0
 
 
 @dataclass(frozen=True)
@@ -72,18 +76,19 @@ def overview(lake: Lake) -> Overview:
     """How the upkeep of a book stands, of one moment."""
     now = lake.clock.now_ms()
     lease_ms = round(2 * lake.settings.astha_lease * 1000)
-    return lake.registry.in_snapshot(lambda reader: _read(reader, now, lease_ms))
+    small_files = count_small_files(lake)
+    return lake.registry.in_snapshot(lambda reader: _read(reader, now, lease_ms, small_files))
 
 
-def _read(reader: Reader, now: int, lease_ms: int) -> Overview:
+def _read(reader: Reader, now: int, lease_ms: int, small_files: int) -> Overview:
     state = scheduler_state(reader)
     active = active_scheduler(reader, now, lease_ms) is not None
     said: Mapping[str, Any] = state.status if state is not None and active else {}
-    gauges = read_gauges(reader, now)
-    owed = {name: gauges[name] for name in OWED}
+    owed = backlog(read_gauges(reader, now), small_files)
     stalled = list_stalled(reader, _MOST)
     subscribers = _subscribers(reader, said.get("subscribers", {}), stalled)
     pauses = tuple(list_pauses(reader))
+    requests = tuple(list_requests(reader, most=_MOST))
     return Overview(
         active,
         None if state is None else state.holder,
@@ -93,10 +98,14 @@ def _read(reader: Reader, now: int, lease_ms: int) -> Overview:
         tuple(stalled),
         said.get("state", {}),
         pauses,
-        tuple(list_requests(reader, most=_MOST)),
-        tuple(list_work(reader, None, None, MAX_BIGINT, 10)),
+        requests,
+        tuple(list_named_work(reader, None, None, MAX_BIGINT, 10)),
         owed,
-        (*warnings_of(owed, active=active), *_warnings(subscribers, pauses)),
+        (
+            *warnings_of(owed, active=active),
+            *_warnings(subscribers, pauses),
+            *_unheard(requests, said.get("components")),
+        ),
     )
 
 
@@ -116,6 +125,7 @@ def _subscribers(reader: Reader, said: Mapping[str, Any], stalled: list[Stalled]
                 letters.get(name, 0),
                 own.get("breaker"),
                 own.get("reason", ""),
+                own.get("abandoned", 0),
             )
         )
     return tuple(found)
@@ -128,9 +138,24 @@ def _warnings(subscribers: tuple[SubscriberOverview, ...], pauses: tuple[Pause, 
         if item.breaker not in (None, "closed")
     ]
     found += [
+        f"{item.abandoned} calls of {item.name} were given up and still run: look what they hang on"
+        for item in subscribers
+        if item.abandoned
+    ]
+    found += [
         f"{pause.component} is paused"
-        + (f" on table {pause.table_id}" if pause.table_id is not None else "")
+        + (f" on table {pause.table or pause.table_id}" if pause.table_id is not None else "")
         + f" since {pause.since.isoformat(timespec='seconds')}: {pause.reason}"
         for pause in pauses
     ]
     return found
+
+
+def _unheard(requests: tuple[Request, ...], running: Sequence[str] | None) -> list[str]:
+    """Who is asked for something, though the process that is at work does not run it."""
+    counts = Counter(request.component for request in requests)
+    return [
+        f"{number} requests wait for {name}, which `lakebook run --only` leaves out"
+        for name, number in sorted(counts.items())
+        if running is not None and name not in running
+    ]

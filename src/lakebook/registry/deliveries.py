@@ -11,7 +11,7 @@ a row, with the sequence from which they go on: one failing object holds up noth
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -34,6 +34,7 @@ from lakebook.registry.events import (
     event_from,
 )
 from lakebook.registry.maintenance import REFRESH, ask, plain_json
+from lakebook.registry.object_names import names_of_objects
 from lakebook.registry.statements import POSTGRESQL, SQLITE, ZERO, Statement, among, bind, insert_into
 from lakebook.registry.tables import GET_TABLE_BY_ID, TableRecord, table_from
 from lakebook.registry.transactions import Reader, Row, Transaction
@@ -252,6 +253,8 @@ class Stalled:
 
     subscriber: str
     lane: Lane
+    #: What its lake object is called.
+    shown: str = ""
 
 
 @dataclass(frozen=True)
@@ -266,6 +269,8 @@ class DeadLetter:
     parked_at: datetime
     #: When somebody had its object refreshed for that subscriber again.
     redriven_at: datetime | None
+    #: What the lake object of the event is called.
+    shown: str = ""
 
 
 # --- the turn ------------------------------------------------------------------
@@ -393,7 +398,9 @@ def _lane_from(row: Row) -> Lane:
 
 def list_stalled(reader: Reader, most: int) -> list[Stalled]:
     """Lanes that wait, those of the longest standing first."""
-    return [Stalled(row[0], _lane_from(row[1:])) for row in reader.all(STALLED, most)]
+    found = [Stalled(row[0], _lane_from(row[1:])) for row in reader.all(STALLED, most)]
+    names = names_of_objects(reader, (item.lane.object_id for item in found))
+    return [replace(item, shown=names[item.lane.object_id]) for item in found]
 
 
 def list_cursors(reader: Reader) -> list[tuple[str, Cursor, datetime]]:
@@ -481,7 +488,12 @@ def park(transaction: Transaction, subscriber: str, event: Event, attempts: int,
 
 def list_dead_letters(reader: Reader, after: int, most: int) -> list[DeadLetter]:
     """Dead letters, the oldest first."""
-    return [_letter_from(row) for row in reader.all(DEAD_LETTERS, after, most)]
+    return _named(reader, [_letter_from(row) for row in reader.all(DEAD_LETTERS, after, most)])
+
+
+def _named(reader: Reader, letters: list[DeadLetter]) -> list[DeadLetter]:
+    names = names_of_objects(reader, (letter.event.object_id for letter in letters))
+    return [replace(letter, shown=names[letter.event.object_id]) for letter in letters]
 
 
 def count_dead_letters(reader: Reader) -> dict[str, int]:
@@ -496,7 +508,7 @@ def get_dead_letter(reader: Reader, letter_id: int) -> DeadLetter:
         raise DeadLetterNotFound(
             "there is no such dead letter", on=f"dead letter {letter_id}", remedy="List them with `dead-letters list`"
         )
-    return _letter_from(row)
+    return _named(reader, [_letter_from(row)])[0]
 
 
 def redrive(transaction: Transaction, letter_id: int) -> DeadLetter:

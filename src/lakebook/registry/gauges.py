@@ -70,7 +70,14 @@ COUNT_UNPUBLISHED = Statement(
 COUNT_LEASES = Statement(sa.select(sa.func.count()).select_from(schema.leases))
 COUNT_INSERTS = Statement(sa.select(sa.func.count()).select_from(schema.inserts))
 COUNT_OWED = Statement(
-    sa.select(sa.func.count()).select_from(schema.metadata_updates).where(sa.text("state <> 'completed'"))
+    sa.select(
+        sa.func.count(),
+        sa.func.coalesce(
+            sa.func.sum(sa.case((sa.text("state = 'failed'"), sa.literal_column("1")), else_=sa.literal_column("0"))), 0
+        ),
+    )
+    .select_from(schema.metadata_updates)
+    .where(sa.text("state <> 'completed'"))
 )
 COUNT_STALLED = Statement(sa.select(sa.func.count()).select_from(schema.deliveries))
 COUNT_DEAD_LETTERS = Statement(
@@ -92,6 +99,7 @@ def read_gauges(reader: Reader, now: int) -> dict[str, int]:
     files, file_bytes, expired = row(COUNT_FILES, now)
     tables, table_files, table_rows, table_bytes = row(COUNT_TABLES)
     unpublished_tables, unpublished_versions = row(COUNT_UNPUBLISHED)
+    owed, failed = row(COUNT_OWED)
     return {
         "topics": topics,
         "partitions": partitions,
@@ -113,7 +121,8 @@ def read_gauges(reader: Reader, now: int) -> dict[str, int]:
         "temporary_files_expired": expired,
         "temporary_file_bytes": file_bytes,
         "open_commits": row(COUNT_OPEN_COMMITS)[0],
-        "owed_updates": row(COUNT_OWED)[0],
+        "owed_updates": owed,
+        "failed_updates": failed,
         "stalled_deliveries": row(COUNT_STALLED)[0],
         "dead_letters": row(COUNT_DEAD_LETTERS)[0],
         "requests": row(COUNT_REQUESTS)[0],

@@ -6,7 +6,7 @@ Whoever runs the components is one process among many; the others reach it throu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from lakebook.clock import to_datetime
 from lakebook.registry import schema
 from lakebook.registry.commits import owner
+from lakebook.registry.object_names import names_of_tables
 from lakebook.registry.statements import POSTGRESQL, SQLITE, ZERO, Statement, among, bind, insert_into
 from lakebook.registry.transactions import Reader, Row, Transaction
 
@@ -162,6 +163,8 @@ class Work:
     detail: Mapping[str, Any]
     started_at: datetime
     finished_at: datetime
+    #: The table's name; none if it is gone altogether.
+    table: str | None = None
 
 
 @dataclass(frozen=True)
@@ -174,6 +177,8 @@ class Pause:
     reason: str
     paused_by: str
     since: datetime
+    #: The table's name.
+    table: str | None = None
 
 
 @dataclass(frozen=True)
@@ -241,6 +246,13 @@ def list_work(reader: Reader, component: str | None, table_id: int | None, befor
     return [_work_from(row) for row in rows]
 
 
+def list_named_work(reader: Reader, component: str | None, table_id: int | None, before: int, most: int) -> list[Work]:
+    """The same, with the names of the tables."""
+    found = list_work(reader, component, table_id, before, most)
+    names = names_of_tables(reader, (item.table_id for item in found))
+    return [replace(item, table=names.get(item.table_id or 0)) for item in found]
+
+
 def _work_from(row: Row) -> Work:
     ident, component, table_id, action, reason, outcome, detail, started, finished = row
     return Work(
@@ -278,7 +290,9 @@ def end_pause(transaction: Transaction, component: str, table_id: int | None) ->
 
 def list_pauses(reader: Reader) -> list[Pause]:
     """Every pause there is."""
-    return [_pause_from(row) for row in reader.all(PAUSES)]
+    found = [_pause_from(row) for row in reader.all(PAUSES)]
+    names = names_of_tables(reader, (item.table_id for item in found))
+    return [replace(item, table=names.get(item.table_id or 0)) for item in found]
 
 
 def pause_of(reader: Reader, component: str, table_id: int | None = None) -> Pause | None:

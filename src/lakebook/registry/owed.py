@@ -8,7 +8,7 @@ what it is. Both happen under the table's lock, so that the pointer and these ro
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -16,11 +16,14 @@ import sqlalchemy as sa
 
 from lakebook.clock import to_datetime
 from lakebook.registry import schema
+from lakebook.registry.object_names import names_of_tables
 from lakebook.registry.statements import ONE, ZERO, Statement, bind, insert_into
 from lakebook.registry.transactions import Reader, Row, Transaction
 
 PENDING, PROCESSING, COMPLETED, FAILED = "pending", "processing", "completed", "failed"
 STATES = (PENDING, PROCESSING, COMPLETED, FAILED)
+#: In a question for updates: in any state but completed.
+OWED = "owed"
 
 # Every version of a failed attempt has it.
 _LONGEST_ERROR = 500
@@ -156,6 +159,8 @@ def _listing(*where: sa.ColumnElement[bool]) -> sa.Select[Any]:
 
 
 _of_table, _in_state = _u.table_id == bind("of_table"), _u.state == bind("of_state")
+OWED_UPDATES = Statement(_listing(_is_owed), "after_table", "after_version", "most")
+OWED_UPDATES_OF_TABLE = Statement(_listing(_of_table, _is_owed), "after_table", "after_version", "of_table", "most")
 UPDATES = Statement(_listing(), "after_table", "after_version", "most")
 UPDATES_OF_TABLE = Statement(_listing(_of_table), "after_table", "after_version", "of_table", "most")
 UPDATES_IN_STATE = Statement(_listing(_in_state), "after_table", "after_version", "of_state", "most")
@@ -192,6 +197,8 @@ class MetadataUpdate:
     started_at: datetime | None
     #: When it was published, or when the last attempt failed.
     finished_at: datetime | None
+    #: The table's name; none if it is gone altogether.
+    table: str | None = None
 
 
 @dataclass(frozen=True)
@@ -338,7 +345,13 @@ def list_updates(
     """Updates of a table, in a state, or both, in the order of tables and versions."""
     # Version 0 is the first there is.
     start = after if after is not None else (table_id or 0, -1)
-    if table_id is not None and state is not None:
+    if state == OWED:
+        rows = (
+            reader.all(OWED_UPDATES, *start, most)
+            if table_id is None
+            else reader.all(OWED_UPDATES_OF_TABLE, *start, table_id, most)
+        )
+    elif table_id is not None and state is not None:
         rows = reader.all(UPDATES_OF_BOTH, *start, table_id, state, most)
     elif table_id is not None:
         rows = reader.all(UPDATES_OF_TABLE, *start, table_id, most)
@@ -347,6 +360,15 @@ def list_updates(
     else:
         rows = reader.all(UPDATES, *start, most)
     return [_update_from(row) for row in rows]
+
+
+def list_named_updates(
+    reader: Reader, table_id: int | None, state: str | None, after: tuple[int, int] | None, most: int
+) -> list[MetadataUpdate]:
+    """The same, with the names of the tables."""
+    found = list_updates(reader, table_id, state, after, most)
+    names = names_of_tables(reader, (item.table_id for item in found))
+    return [replace(item, table=names.get(item.table_id)) for item in found]
 
 
 def _update_from(row: Row) -> MetadataUpdate:
