@@ -5,6 +5,7 @@
     │   ├── RegistryBusy
     │   ├── RegistryUnavailable
     │   ├── StorageUnavailable
+    │   ├── UploadIncomplete
     │   ├── AppendTurnHeld
     │   ├── BufferFull
     │   ├── FlushTimeout
@@ -81,8 +82,10 @@
         ├── InsertFailed
         ├── ProduceFailed
         ├── ProducerClosed
+        │   ├── StaleBatch
         ├── ConsumerClosed
         ├── NotPublishable
+        │   ├── GroupInUse
         ├── PublishFailed
         ├── ReadFailed
         ├── SchemaOutdated
@@ -185,6 +188,10 @@ class FlushTimeout(TransientError):
 
 
 class SubscriberFailed(TransientError):
+class UploadIncomplete(TransientError):
+    """The warehouse said that an object was stored, and it is not there, or not with all its bytes."""
+
+
     """A subscriber did not take an event, was not well, or did not answer in time."""
 
 
@@ -494,6 +501,10 @@ class PublishFailed(TerminalError):
 
 class ReadFailed(TerminalError):
     """A read failed though its files are pinned."""
+class StaleBatch(Conflict):
+    """A sink's batch has a smaller number than its last one: its query has begun anew, or another has its name."""
+
+
 
 
 class CursorExpired(TerminalError):
@@ -502,6 +513,10 @@ class CursorExpired(TerminalError):
 
 class SchemaOutdated(TerminalError):
     """The registry has an older schema than this version of Lakebook."""
+class GroupInUse(Conflict):
+    """Live members of the consumer group read the topic: they would undo what is done to the group's offsets."""
+
+
 
 
 class SchemaTooNew(TerminalError):

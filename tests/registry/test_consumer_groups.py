@@ -13,6 +13,7 @@ from lakebook import Book
 from lakebook.clock import ManualClock
 from lakebook.errors import (
     GenerationFenced,
+    GroupInUse,
     InvalidInput,
     MemberRemoved,
     OffsetBelowLogStart,
@@ -358,3 +359,69 @@ def test_a_poll_ends_when_another_thread_closes_the_consumer(orders: Book) -> No
     # Either it was waiting and found nothing, or it came too late.
     assert outcome == [[]] or type(outcome[0]).__name__ == "ConsumerClosed"
     assert threads_of_consumers() == []
+
+
+# --- resetting -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("to", ["earliest", "latest", 2], ids=str)
+def test_a_group_is_not_reset_under_the_hands_of_those_who_read_for_it(orders: Book, to: int | str) -> None:
+    produce(orders, "orders", 0, *range(10))
+    with orders.consumer("orders", "g", auto_commit=0) as consumer:
+        read(consumer, 5)
+        poll_until(lambda: committed(orders) == 5, consumer)
+        for partition in (0, None):
+            with pytest.raises(GroupInUse, match="1 of its members read orders") as caught:
+                orders.metadata.reset_offset("g", "orders", partition, to)
+            assert "lakebook groups members" in caught.value.remedy
+        assert committed(orders) == 5
+    (reset,) = orders.metadata.reset_offset("g", "orders", 0, to)
+    with orders.consumer("orders", "g") as consumer:
+        expected = list(range(reset.to_offset, 10))
+        assert [record.offset for record in consumer.until_end()] == expected
+
+
+def test_members_that_read_other_topics_do_not_stand_in_the_way_of_a_reset(orders: Book) -> None:
+    orders.metadata.create_topic("returns")
+    produce(orders, "orders", 0, *range(10))
+    orders.metadata.commit_offset("g", "orders", 0, 7)
+    with orders.consumer("returns", "g") as consumer:
+        poll_until(lambda: consumer.assignment() == [("returns", 0)], consumer)
+        orders.metadata.reset_offset("g", "orders", 0, 3)
+        assert committed(orders) == 3
+
+
+def test_a_member_that_was_silent_when_its_group_was_reset_goes_on_where_the_group_stands(place: Place) -> None:
+    clock = ManualClock()
+    book = place.open(clock=clock)
+    book.metadata.create_topic("orders", 4)
+    produce(book, "orders", 0, *range(10))
+    with book.consumer("orders", "g", auto_commit=0) as consumer:
+        read(consumer, 8)
+        clock.advance(book.settings.group_session + 1)
+        (reset,) = book.metadata.reset_offset("g", "orders", 0, 2)
+        with pytest.raises(MemberRemoved):
+            consumer.commit()
+        assert committed(book) == reset.to_offset == 2
+        assert [record.offset for record in read(consumer, 8)] == list(range(2, 10))
+    assert committed(book) == 10
+
+
+def test_a_reader_of_chosen_partitions_goes_on_though_its_group_was_moved_ahead_of_it(
+    orders: Book, caplog: pytest.LogCaptureFixture
+) -> None:
+    for partition in (0, 1):
+        produce(orders, "orders", partition, *range(10))
+    # It is no member, so nobody can know that it reads.
+    with orders.consumer("orders", "g", partitions=[0, 1], auto_commit=0) as consumer:
+        consumer.pause([("orders", 1)])
+        assert len(read(consumer, 5)) == 5
+        orders.metadata.reset_offset("g", "orders", 0, "latest")
+        consumer.resume()
+        found = [(record.partition, record.offset) for record in read(consumer, 15)]
+        assert sorted(found) == [*((0, offset) for offset in range(5, 10)), *((1, offset) for offset in range(10))]
+        consumer.seek("orders", 0, 3)
+        with pytest.raises(OffsetRegression):
+            consumer.commit()
+    assert [committed(orders, number) for number in (0, 1)] == [10, 10]
+    assert "lies below the committed 10" in caplog.text

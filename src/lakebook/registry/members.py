@@ -21,12 +21,12 @@ import orjson
 import sqlalchemy as sa
 
 from lakebook.clock import to_datetime
-from lakebook.errors import GroupNotFound, MemberRemoved
+from lakebook.errors import GroupInUse, GroupNotFound, MemberRemoved
 from lakebook.registry import schema
 from lakebook.registry.changes import row_of, update_row
 from lakebook.registry.commits import owner
 from lakebook.registry.databases import Failure
-from lakebook.registry.groups import GROUP_ROW, locked_group
+from lakebook.registry.groups import GROUP_ROW, locked_group, no_group
 from lakebook.registry.statements import ONE, POSTGRESQL, SQLITE, ZERO, Statement, among, bind, insert_into
 from lakebook.registry.topics import SHARE_TOPIC_BY_ID, share_topic
 from lakebook.registry.transactions import Reader, Row, Transaction, TryAgain
@@ -275,6 +275,26 @@ def leave_group(transaction: Transaction, group: str, member_id: str) -> None:
     transaction.run(DELETE_MEMBER, state.group["id"], member_id)
     state.changed = True
     _settle(transaction, state, member_id)
+
+
+def refuse_while_read(transaction: Transaction, group: str, topic: dict[str, Any]) -> None:
+    """Refuse to go on while a live member of a group reads a topic, which is shared; the group's lock is held then.
+
+    Members that have been silent for too long are removed: one that comes back begins where the group stands.
+    """
+    state = _locked_state(transaction, group, [topic], create=False)
+    if state is None:
+        raise no_group(group)
+    _remove_silent(transaction, state, "", transaction.clock.now_ms())
+    readers = sum(topic["id"] in row["topics"] for row in state.members.values())
+    if readers:
+        raise GroupInUse(
+            f"{readers} of its members read {topic['name']}",
+            on=f"group {group}",
+            remedy="Close its consumers (`lakebook groups members` shows them), or wait until their time has run out",
+        )
+    if state.changed:
+        _settle(transaction, state, "")
 
 
 def group_members(reader: Reader, group: str) -> list[GroupMember]:

@@ -25,6 +25,7 @@ from lakebook.errors import (
     InvalidInput,
     LakebookError,
     MemberRemoved,
+    OffsetRegression,
 )
 from lakebook.lake.lake import Lake
 from lakebook.names import check_name, shown
@@ -279,7 +280,7 @@ class Consumer:
         held = [place for place in places if place in self._reader.readings]
         if held:
             if commit and self._options.commit_seconds is not None:
-                self._commit(self._done(held))
+                self._commit_done(held)
             self._options.on_revoked(list(held))
         self._forget(places)
 
@@ -545,6 +546,20 @@ class Consumer:
         known = {place: self._committed.get(place) for place in done}
         return {place: offset for place, offset in done.items() if (before := known[place]) is None or offset > before}
 
+    def _commit_done(self, places: Iterable[TopicPartition]) -> None:
+        """Commit what the reader is done with, but for partitions on which the group was moved ahead of it."""
+        held, tries = list(places), _TRIES
+        while True:
+            try:
+                self._commit(self._done(held))
+                return
+            except OffsetRegression as error:
+                tries -= 1
+                if not tries:
+                    raise
+                LOG.warning("%s: not everything is committed (%s)", self, error)
+            self._committed |= self._metadata.get_committed_offsets(self._require_group(), held)
+
     def _commit(self, wanted: Mapping[TopicPartition, int]) -> None:
         """Commit, for the generation that the group is at; what is not this consumer's any more is raised."""
         left, tries = dict(wanted), _TRIES
@@ -582,7 +597,7 @@ class Consumer:
         if self._clock.monotonic() - self._committed_at < seconds:
             return
         try:
-            self._commit(self._done(self._reader.readings))
+            self._commit_done(self._reader.readings)
         except GenerationFenced as error:
             LOG.warning("%s: not everything is committed (%s)", self, error)
         self._committed_at = self._clock.monotonic()
@@ -627,7 +642,7 @@ class Consumer:
             # Who was interrupted may not be done with the last ones: they are read again.
             reading.done = reading.position if finished else reading.done
         try:
-            self._commit(self._done(self._reader.readings))
+            self._commit_done(self._reader.readings)
         except LakebookError as error:
             if finished and not isinstance(error, Conflict):
                 raise

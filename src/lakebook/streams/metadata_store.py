@@ -919,6 +919,7 @@ class MetadataStore:
 
         `to` is 'earliest', 'latest', an offset, or a time: then it becomes the beginning of the
         first segment with a record at or after it, so that nothing newer is left out.
+        `GroupInUse`: live members of the group read the topic, and would commit over it.
         """
         check_name("group", group_id)
         self._check_topic_name(topic)
@@ -939,6 +940,7 @@ class MetadataStore:
 
         def work(transaction: Transaction) -> list[OffsetReset]:
             row = topics.share_topic(transaction, topic)
+            members.refuse_while_read(transaction, group_id, row)
             return [groups.reset_offset(transaction, group_id, row, number, to, reason) for number in numbers]
 
         return self._registry.write(work)
