@@ -75,6 +75,7 @@ class _Writer:
                 topic.partition_count,
                 (self._given.text("partitioner") or KEY) == KEY,
                 most_record(book.lake, topic),
+                book.settings.upload_seconds,
             )
             return book.lake.store.warehouse.root, stage
 
@@ -89,12 +90,27 @@ class _Writer:
         query = None if context is None else context.getLocalProperty(_QUERY)
         return StagedRows(stage, tuple(stager.finish()), query)
 
-    def _land(self, messages: Sequence[WriterCommitMessage | None], sink: str | None, batch_id: int | None) -> None:
+    def _land(
+        self,
+        messages: Sequence[WriterCommitMessage | None],
+        sink: str | None,
+        batch_id: int | None,
+        *,
+        of_query: bool = False,
+    ) -> None:
         done = [message for message in messages if isinstance(message, StagedRows)]
         if done:
             staged = [item for message in done for item in message.staged]
             with self._given.opened() as book:
-                land_batch(book.lake, book.metadata, done[0].stage, staged, sink=sink, batch_id=batch_id)
+                land_batch(
+                    book.lake,
+                    book.metadata,
+                    done[0].stage,
+                    staged,
+                    sink=sink,
+                    batch_id=batch_id,
+                    of_query=of_query,
+                )
 
     def _discard(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Remove what was staged. If that fails, or no task has said where that is, a sweep does it."""
@@ -137,7 +153,7 @@ class TopicStreamWriter(_Writer, DataSourceStreamArrowWriter):
             raise InvalidSetting(
                 "the query has no id", on=f"topic {self._topic}", remedy='Name it with .option("sink", …)'
             )
-        self._land(messages, sink, batchId)
+        self._land(messages, sink, batchId, of_query=True)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
         """Forget what was staged."""

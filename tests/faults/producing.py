@@ -14,7 +14,9 @@ from table_writers import Line
 
 TOPIC, PARTITIONS = "orders", 2
 #: Where a producer comes by.
-POINTS = ("produce.stamped", "produce.stored", "produce.committed")
+POINTS = ("produce.stamped", "produce.stored", "produce.committed", "produce.releasing")
+#: Inside of every upload: all bytes are written, and nobody sees them yet.
+UPLOAD = "object.written"
 #: Nobody waits long for one who is dead.
 IMPATIENT: dict[str, Any] = {"append_turn": 0.5, "producer_linger": 0.0}
 _ROUND = 10

@@ -228,5 +228,5 @@ def test_every_failpoint_is_swept() -> None:
         *astha_subscribers.POINTS,
         *merge_processes.POINTS,
     }
-    swept |= {*mirror_processes.POINTS, *producing.POINTS, *batch_processes.POINTS}
+    swept |= {*mirror_processes.POINTS, *producing.POINTS, producing.UPLOAD, *batch_processes.POINTS}
     assert swept | migrations == set(failpoints.POINTS)

@@ -16,7 +16,7 @@ from lake import own_warehouse  # noqa: F401
 from lakebook import Book, failpoints
 from lakebook.errors import ProducerFenced
 from lakebook.registry.databases import PostgreSQL
-from producing import IMPATIENT, PARTITIONS, POINTS, TOPIC, Told, produce
+from producing import IMPATIENT, PARTITIONS, POINTS, TOPIC, UPLOAD, Told, produce
 from segment_logs import log_of
 from table_facts import with_own_warehouse
 from table_writers import Child, kill_all
@@ -46,15 +46,21 @@ def test_every_point_of_producing_is_killed() -> None:
     assert set(POINTS) == {point for point in failpoints.POINTS if point.startswith("produce.")}
 
 
-@pytest.mark.parametrize("point", [*POINTS, "append.claimed", "transaction.before_commit", "transaction.after_commit"])
+TRANSACTIONS = ("transaction.begun", "transaction.before_commit", "transaction.after_commit")
+#: At which times a point is reached a producer is killed, and after how many rounds it would end by itself.
+COUNTS = {"append.claimed": (1, 2), "produce.releasing": (1, 2)} | dict.fromkeys(TRANSACTIONS, (4, 9))
+ROUNDS = {"produce.releasing": 3}
+
+
+@pytest.mark.parametrize("point", [*POINTS, UPLOAD, "append.claimed", *TRANSACTIONS])
 def test_a_producer_killed_at_each_point_loses_nothing_it_acknowledged(
     shared_place: Place, topic: Book, point: str
 ) -> None:
     told = Told()
-    counts = (4, 9) if point.startswith("transaction") else (1, 2) if point.startswith("append") else (1, 5)
-    for count in counts:
+    ending = {"rounds": ROUNDS[point]} if point in ROUNDS else {}
+    for count in COUNTS.get(point, (1, 5)):
         # The same producer comes back, and does not wait for the turn of the one that is dead.
-        child = start(shared_place, f"life {count}", f"{point}=kill@{count}", producer_id="till")
+        child = start(shared_place, f"life {count}", f"{point}=kill@{count}", producer_id="till", **ending)
         told.take(child.facts())
         assert child.end() == -signal.SIGKILL
         told.check(topic)

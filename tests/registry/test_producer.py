@@ -17,7 +17,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from books import SQLITE, Place, describe
+from books import POSTGRESQL, SQLITE, Place, describe
+from faulty_stores import (
+    Fault,
+    answer_is_lost,
+    failing,
+    half_is_left,
+    half_is_stored,
+    nothing_is_stored,
+    room_for,
+)
 from lake import in_memory, objects, own_warehouse, records  # noqa: F401
 from lakebook import Book, failpoints
 from lakebook.clock import ManualClock
@@ -36,9 +45,9 @@ from lakebook.errors import (
     StorageRefused,
     StorageUnavailable,
     TopicNotFound,
+    UploadIncomplete,
 )
 from lakebook.registry import schema
-from lakebook.storage.objects import ObjectStore
 from lakebook.streams.batching import Acknowledgement, OffsetRange
 from lakebook.streams.partitioners import partition_of_key
 from lakebook.streams.producer import Producer
@@ -495,30 +504,6 @@ def test_a_batch_that_was_given_up_in_doubt_leaves_no_hole_and_no_double(
     check(book)
 
 
-class Failing(ObjectStore):
-    """A warehouse that takes nothing for a while: the fault is in the storage, and not in what uses it."""
-
-    def __init__(self, store: ObjectStore, *errors: Exception | threading.Event) -> None:
-        super().__init__(store.warehouse)
-        self._errors = list(errors)
-        self.tried: list[str] = []
-
-    def put_new(self, path: str, data: bytes, *, durable: bool = True) -> None:
-        self.tried.append(path)
-        if self._errors:
-            error = self._errors.pop(0)
-            if isinstance(error, Exception):
-                raise error
-            assert error.wait(PATIENCE)
-        super().put_new(path, data, durable=durable)
-
-
-def failing(book: Book, *errors: Exception | threading.Event) -> Failing:
-    store = Failing(book.lake.store, *errors)
-    book.lake.store = store
-    return store
-
-
 def test_records_that_could_not_be_stored_are_kept_and_stored_elsewhere_in_order(orders: Book) -> None:
     store = failing(orders, StorageUnavailable("no"), StorageRefused("full"), MemoryError())
     with orders.producer("orders", linger=0) as producer:
@@ -526,6 +511,81 @@ def test_records_that_could_not_be_stored_are_kept_and_stored_elsewhere_in_order
     assert acknowledged(*sent) == [(0, number) for number in range(50)]
     assert values(orders) == [b"%d" % number for number in range(50)]
     assert len(set(store.tried)) == len(store.tried) >= 4
+    check(orders)
+
+
+@pytest.mark.parametrize("fault", [half_is_left, answer_is_lost, half_is_stored, nothing_is_stored])
+def test_records_of_a_torn_or_vanished_upload_are_stored_elsewhere_before_they_are_acknowledged(
+    orders: Book, fault: Fault
+) -> None:
+    store = failing(orders, fault)
+    with orders.producer("orders", linger=0) as producer:
+        assert acknowledged(producer.send(b"a", partition=0)) == [(0, 0)]
+        assert acknowledged(producer.send(b"b", partition=0)) == [(0, 1)]
+    torn, *sound = store.tried
+    segments = orders.metadata.get_segments("orders", 0)
+    assert [segment.s3_key for segment in segments] == sound
+    assert [record.value for record in produced(orders)] == [b"a", b"b"]
+    check(orders)
+    # What is left of the torn one counts for nobody, and goes with its folder.
+    orders.lake.store.delete_one(torn)
+    check(orders)
+
+
+def test_an_upload_that_was_torn_without_a_word_is_told_by_its_own_error(orders: Book) -> None:
+    failing(orders, *[half_is_stored, nothing_is_stored] * 5000)
+    with orders.producer("orders", linger=0, timeout=0.2) as producer:
+        with pytest.raises(ProduceFailed, match="UploadIncomplete") as caught:
+            producer.send(b"a", partition=0).result(PATIENCE)
+        assert isinstance(caught.value.__cause__, UploadIncomplete)
+        with pytest.raises(ProduceFailed):
+            producer.flush()
+    assert values(orders) == []
+
+
+def flush_in_vain(book: Book, producer: Producer) -> set[str]:
+    """Wait for what cannot be stored, until it was tried again and again; for which reasons it was."""
+    for _ in range(100 * PATIENCE):
+        with pytest.raises(FlushTimeout):
+            producer.flush(0.01)
+        counted = book.metrics.values().items()
+        retries = {name: number for name, number in counted if name.startswith("lakebook_produce_retries_total")}
+        if sum(retries.values()) >= 2:
+            return {name.partition("=")[2].rstrip("}") for name in retries}
+    raise AssertionError("it is not tried again")
+
+
+@pytest.mark.parametrize("place", [SQLITE, POSTGRESQL], indirect=True)
+def test_records_wait_for_room_on_a_full_disk(orders: Book) -> None:
+    value = os.urandom(6_000_000)
+    with orders.producer("orders", linger=0) as producer:
+        # The registry's own files are smaller than that, and the server is another process.
+        with room_for(5_000_000):
+            sent = producer.send(value, partition=0)
+            assert flush_in_vain(orders, producer) == {"storage_refused"}
+            assert not sent.done()
+            assert acknowledged(producer.send(b"small", partition=1)) == [(1, 0)]
+        assert acknowledged(sent, producer.send(b"after", partition=0)) == [(0, 0), (0, 1)]
+    assert values(orders) == [value, b"after"]
+    # Nothing but the segments is left.
+    live = [part.s3_key for number in range(3) for part in orders.metadata.get_segments("orders", number)]
+    assert objects(orders) == sorted(live)
+    check(orders)
+
+
+@pytest.mark.parametrize("place", [SQLITE], indirect=True)
+def test_records_wait_for_room_on_the_disk_of_the_registry(place: Place) -> None:
+    orders = place.open(retry_attempts=2, retry_seconds=0.1)
+    orders.metadata.create_topic("orders", 3)
+    with orders.producer("orders", linger=0) as producer:
+        assert acknowledged(producer.send(b"a", partition=0)) == [(0, 0)]
+        # A segment with one small record finds room; a transaction, which writes several pages, does not.
+        with room_for(8000):
+            sent = producer.send(b"b", partition=0)
+            assert flush_in_vain(orders, producer) <= {"commit_outcome_unknown", "registry_unavailable"}
+            assert not sent.done()
+        assert acknowledged(sent, producer.send(b"c", partition=0)) == [(0, 1), (0, 2)]
+    assert values(orders) == [b"a", b"b", b"c"]
     check(orders)
 
 
@@ -538,7 +598,7 @@ def test_records_that_cannot_be_stored_in_time_fail_and_those_after_them_land(or
         assert isinstance(caught.value.__cause__, StorageUnavailable)
         with pytest.raises(ProduceFailed):
             producer.flush()
-        store._errors.clear()
+        store.faults.clear()
         assert acknowledged(producer.send(b"b", partition=0)) == [(0, 0)]
         table = pa.table({"value": [b"c"], "partition": [0]})
         assert producer.send_table(table).result(PATIENCE) == (OffsetRange("orders", 0, 1, 1),)

@@ -36,6 +36,7 @@ from lakebook.errors import (
     ReadFailed,
     RecordTooLarge,
     SparkUnsuitable,
+    StaleBatch,
     TableNotFound,
     TopicNotFound,
     VersionNotFound,
@@ -471,6 +472,23 @@ def test_a_stream_goes_on_where_its_checkpoint_stands_and_each_batch_lands_once(
     last.with_name(f".{last.name}.crc").unlink()
     assert query.run(maxRecordsPerBatch="4") == [2, 2]
     assert sorted(kept(book, "copies")) == sorted([*(str(n).encode() for n in range(1, 9)), b"a", b"b", b"c", b"new"])
+
+
+def test_a_stream_with_a_new_checkpoint_does_not_go_on_under_the_sink_of_a_former_one(book: Book) -> None:
+    book.topics.create("orders")
+    columns = StructType().add("value", "string")
+
+    def commit(value: str, batch_id: int) -> None:
+        """As Spark commits a batch of a query."""
+        writer = source(book, topic="orders", sink="copies").streamWriter(columns, overwrite=False)
+        rows = pa.record_batch([pa.array([value])], names=["value"])
+        sent(writer).commit([sent(sent(writer).write(iter([rows])))], batch_id)
+
+    for number in (0, 1, 1):
+        commit(f"{number}", number)
+    with pytest.raises(StaleBatch, match="sink copies of topic orders: its last batch is 1"):
+        commit("anew", 0)
+    assert kept(book) == [b"0", b"1"]
 
 
 def release(book: Book) -> None:

@@ -6,14 +6,13 @@ import errno
 import io
 import os
 import re
-import resource
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -26,6 +25,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from faulty_stores import room_for
 from lakebook.errors import (
     InvalidInput,
     LakebookError,
@@ -507,17 +507,6 @@ def test_a_disk_that_fails_leaves_nothing(
     assert not root.exists()
     folder.put_new("data/7/a", b"2")
     assert folder.read("data/7/a") == b"2"
-
-
-@contextmanager
-def room_for(size: int) -> Iterator[None]:
-    """As on a full disk: no file may become larger than this."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_write_that_finds_no_room_leaves_nothing(folder: ObjectStore, root: Path) -> None:

@@ -38,6 +38,7 @@ from obstore.exceptions import (
 )
 from obstore.store import MemoryStore, from_url
 
+from lakebook import failpoints
 from lakebook.config import redact
 from lakebook.errors import (
     InvalidInput,
@@ -300,6 +301,7 @@ class _Folder:
         try:
             with _Sink(file.writer, on) as sink:
                 yield cast("BinaryIO", sink)
+            failpoints.reach("object.written")
             with _typed(on):
                 file.publish()
         except BaseException:

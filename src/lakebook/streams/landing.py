@@ -7,6 +7,7 @@ on the way costs the segments that were stored: they are stamped again from the 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from lakebook.errors import (
     PartitionNotFound,
     SegmentGap,
     SegmentOverlap,
+    StaleBatch,
 )
 from lakebook.lake.lake import Lake
 from lakebook.registry.appends import AppendTurn
@@ -33,9 +35,12 @@ from lakebook.registry.stream_folders import StreamFolder
 from lakebook.registry.topics import Topic, not_found
 from lakebook.registry.transactions import new_id
 from lakebook.streams.metadata_store import MetadataStore
+from lakebook.streams.record_tables import Cuts, sizes_of
 from lakebook.streams.segment_files import COMPRESSION, CONTENT_SCHEMA, TIMESTAMP, stamped, store_segment
 from lakebook.streams.staging import Stage, Staged, read_staged
 from lakebook.streams.sweeping import remove_unknown
+
+LOG = logging.getLogger("lakebook.landing")
 
 # A busy producer leaves its turn to others for a short moment; who waits asks more often than that.
 _PAUSE = 0.02
@@ -74,14 +79,25 @@ def land_batch(
     *,
     sink: str | None = None,
     batch_id: int | None = None,
+    of_query: bool = False,
 ) -> Landing:
     """Record the staged rows as a batch, and remove what was staged.
 
-    A sink's batch lands once, however often it is tried.
+    A sink's batch lands once, however often it is tried. A query repeats no batch but its last one: an earlier
+    one `of_query` is of another that has the sink's name. Its rows would be lost, and it is refused.
     """
     last = None if sink is None else metadata.last_batch(stage.topic, sink)
-    if not staged or (last is not None and batch_id is not None and last >= batch_id):
+    is_known = last is not None and batch_id is not None and last >= batch_id
+    if not staged or is_known:
         remove_staged(lake, metadata, stage)
+        if staged and of_query and last != batch_id:
+            raise StaleBatch(
+                f"its last batch is {last}, and this one is {batch_id}",
+                on=f"sink {sink} of topic {stage.topic}",
+                remedy="A query with a new checkpoint begins at 0: give it a sink of its own",
+            )
+        if staged:
+            LOG.warning("%s: batch %s of the sink %s is there already, and left out", stage.topic, batch_id, sink)
         return Landing((), duplicate=bool(staged))
     landing = _Attempt(lake, metadata, stage, staged).land(sink, batch_id)
     failpoints.reach("batch.landed")
@@ -227,6 +243,7 @@ class _Attempt:
                     rows,
                     compression=self._topic.config.get("compression.type", COMPRESSION),
                     facts=facts,
+                    seconds=self._lake.settings.upload_seconds,
                 )
                 footers[path] = file.footer
                 base += file.record_count
@@ -247,24 +264,24 @@ class _Attempt:
         return segments, footers
 
     def _contents(self, files: Sequence[Staged]) -> Iterator[pa.Table]:
-        """The rows of one partition, cut as its segments shall be; no more than one of them is in memory."""
+        """The rows of one partition, cut as its segments shall be; no more than one of them is held, and one file."""
         config = self._topic.config
         most_bytes = int(config.get("segment.bytes", _SEGMENT_BYTES))
         most_records = int(config.get("segment.records", _SEGMENT_RECORDS))
         held: list[pa.Table] = []
         size = records = 0
         for item in files:
-            if held and (size + item.size > most_bytes or records + item.records > most_records):
-                yield self._timed(pa.concat_tables(held))
-                held, size, records = [], 0, 0
-            held.append(self._read(item.path))
-            size += item.size
-            records += item.records
-            while records > most_records:
-                rows = pa.concat_tables(held)
-                yield self._timed(rows.slice(0, most_records))
-                held, records = [rows.slice(most_records)], records - most_records
-        if records:
+            rows = self._read(item.path)
+            cuts, start = Cuts(sizes_of(rows)), 0
+            while start < rows.num_rows:
+                end, weight = cuts.piece(start, most_bytes - size, most_records - records)
+                if held and (size + weight > most_bytes or records == most_records):
+                    yield self._timed(pa.concat_tables(held))
+                    held, size, records = [], 0, 0
+                    continue
+                held.append(rows.slice(start, end - start))
+                size, records, start = size + weight, records + end - start, end
+        if held:
             yield self._timed(pa.concat_tables(held))
 
     def _read(self, path: str) -> pa.Table:

@@ -51,6 +51,7 @@ from lakebook.streams.segment_files import (
     segment_writer,
 )
 from lakebook.streams.sweeping import remove_unknown
+from lakebook.streams.uploading import upload
 
 #: The key of a topic's configuration that switches it off.
 MERGE = "segment.merge"
@@ -359,7 +360,7 @@ def _write(lake: Lake, path: str, topic: Topic, number: int, old: Sequence[Segme
             least.append(times["min"])
             most.append(times["max"])
     data = buffer.getvalue()
-    lake.store.put_new(path, data)
+    upload(lake.store, path, data, lake.settings.upload_seconds)
     return measured(path, data, old[0].base_offset, sum(item.record_count for item in old), (min(least), max(most)))
 
 

@@ -86,7 +86,7 @@ def _part(topic: str, table: pa.Table, now_ms: int, by_key: bool, partitions: in
     except pa.ArrowException as error:
         raise _refused(topic, f"its rows are not records ({shown(str(error))})", "Look at its columns") from None
     by_hash = partitions_of_keys(key, partitions) if by_key else pa.nulls(len(key), pa.int32())
-    return Part(rows, _sizes(rows), pc.coalesce(explicit, by_hash))
+    return Part(rows, sizes_of(rows), pc.coalesce(explicit, by_hash))
 
 
 def _times(topic: str, table: pa.Table, now_ms: int) -> pa.Array:
@@ -101,8 +101,8 @@ def _times(topic: str, table: pa.Table, now_ms: int) -> pa.Array:
     return pc.coalesce(pc.floor_temporal(moments, unit="millisecond"), now)
 
 
-def _sizes(rows: pa.Table) -> pa.Array:
-    """What each row weighs."""
+def sizes_of(rows: pa.Table) -> pa.Array:
+    """What each of some rows of `CONTENT_SCHEMA` weighs."""
     zero = pa.scalar(0, pa.int64())
     sizes = pa.repeat(pa.scalar(OVERHEAD, pa.int64()), rows.num_rows)
     for name in ("key", "value"):

@@ -22,6 +22,7 @@ import xxhash
 from lakebook.errors import InvalidFile
 from lakebook.lake.footers import footer_of_tail, open_footer
 from lakebook.storage.objects import ObjectStore
+from lakebook.streams.uploading import upload
 
 _ID = b"PARQUET:field_id"
 _PREFIX = "lakebook."
@@ -133,10 +134,11 @@ def store_segment(
     *,
     compression: str = COMPRESSION,
     facts: Mapping[str, Any] | None = None,
+    seconds: float | None = None,
 ) -> SegmentFile:
-    """Store stamped rows as a segment; it is durable when this returns."""
+    """Store stamped rows as a segment; it is durable when this returns. `seconds`: for how long the upload may take."""
     data = encoded(rows, compression=compression, facts=facts)
-    store.put_new(path, data)
+    upload(store, path, data, seconds)
     return described(path, rows, data)
 
 

@@ -9,11 +9,9 @@ has landed fences it first by claiming the turn anew, and then looks which batch
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 from lakebook import failpoints
 from lakebook.clock import to_ms
@@ -24,7 +22,6 @@ from lakebook.errors import (
     PartitionNotFound,
     SegmentGap,
     SegmentOverlap,
-    StorageUnavailable,
 )
 from lakebook.lake.lake import Lake
 from lakebook.registry import schema
@@ -38,8 +35,6 @@ from lakebook.streams.metadata_store import MetadataStore
 from lakebook.streams.segment_files import SegmentFile, stamped, store_segment
 
 LOG = logging.getLogger("lakebook.producing")
-
-T = TypeVar("T")
 
 #: Seconds for which a turn is kept without a pause, by a producer alone and by one among others.
 _ALONE, _SHARED = 2.0, 0.25
@@ -92,6 +87,7 @@ class PartitionSender:
         turn, self._turn = self._turn, None
         try:
             if turn is not None:
+                failpoints.reach("produce.releasing")
                 self._metadata.release_append(turn)
         except LakebookError:
             return False
@@ -233,13 +229,9 @@ class PartitionSender:
         }
         path = f"{turn.folder}/{new_id()}.parquet"
         failpoints.reach("produce.stamped")
-
-        def store() -> SegmentFile:
-            rows = stamped(content, self._number, turn.next_offset)
-            return store_segment(self._lake.store, path, rows, compression=compression, facts=facts)
-
+        rows = stamped(content, self._number, turn.next_offset)
         begun = clock.monotonic()
-        file = _within(store, seconds, path)
+        file = store_segment(self._lake.store, path, rows, compression=compression, facts=facts, seconds=seconds)
         self._slowest_upload = max(self._slowest_upload / 2, clock.monotonic() - begun)
         failpoints.reach("produce.stored")
         return Attempt(turn, self._described(turn, file, first, last), file.footer)
@@ -262,27 +254,3 @@ class PartitionSender:
             first_sequence=first,
             last_sequence=last,
         )
-
-
-def _within(call: Callable[[], T], seconds: float, path: str) -> T:
-    """What a call returns, if it does so in time. One that hangs is left behind: what it stores counts for nobody."""
-    outcome: list[Any] = []
-    ended = threading.Event()
-
-    def run() -> None:
-        try:
-            outcome.append((True, call()))
-        except BaseException as error:  # noqa: BLE001 - handed to the caller
-            outcome.append((False, error))
-        finally:
-            ended.set()
-
-    threading.Thread(target=run, name="lakebook-upload", daemon=True).start()
-    if not ended.wait(max(0.0, seconds)):
-        raise StorageUnavailable(
-            f"storing it took longer than {seconds:.1f} s", on=path, remedy="It is stored anew at another place"
-        )
-    well, result = outcome[0]
-    if not well:
-        raise result
-    return result  # type: ignore[no-any-return]

@@ -16,6 +16,7 @@ from lakebook.storage.objects import ObjectStore
 from lakebook.streams.partitioners import another_partition
 from lakebook.streams.record_tables import by_partition, check_sizes, parts_of
 from lakebook.streams.segment_files import CONTENT_SCHEMA
+from lakebook.streams.uploading import within
 
 # What a task holds in memory at most, beside the batch it just got.
 _MOST_HELD = 64 * 1024**2
@@ -28,9 +29,6 @@ class Staged:
 
     path: str
     partition: int
-    records: int
-    #: Their bytes in memory.
-    size: int
 
 
 @dataclass(frozen=True)
@@ -44,6 +42,8 @@ class Stage:
     partitions: int
     by_key: bool
     most_record: int
+    #: Seconds that it may take to store a file.
+    upload_seconds: float | None = None
 
 
 class Stager:
@@ -87,17 +87,25 @@ class Stager:
         self._sizes[number] = self._sizes.get(number, 0) + size
 
     def _store_partition(self, number: int) -> None:
-        rows, size = pa.concat_tables(self._held.pop(number)), self._sizes.pop(number)
+        rows = pa.concat_tables(self._held.pop(number))
+        del self._sizes[number]
         if number == self._sticky:
             self._sticky = another_partition(self._stage.partitions, number)
         path = f"{self._stage.folder}/{new_id()}.arrow"
+        seconds = self._stage.upload_seconds
+        if seconds is None:
+            self._write(path, rows)
+        else:
+            within(seconds, path, lambda: self._write(path, rows))
+        self.staged.append(Staged(path, number))
+
+    def _write(self, path: str, rows: pa.Table) -> None:
         # It need not outlive the power: without the commit it counts for nobody.
         with (
             self._store.create(path, durable=False) as stream,
             pa.ipc.new_stream(stream, CONTENT_SCHEMA, options=_OPTIONS) as writer,
         ):
             writer.write_table(rows)
-        self.staged.append(Staged(path, number, rows.num_rows, size))
 
 
 def read_staged(store: ObjectStore, path: str) -> pa.Table:
