@@ -78,6 +78,8 @@ class Reader:
         #: What is to be read and has not begun: where each partition is to begin.
         self.waiting: dict[TopicPartition, Start] = {}
         self.skipped: list[Skipped] = []
+        #: What was taken back, and may be pinned from a later offset on.
+        self._returned: set[TopicPartition] = set()
 
     @property
     def places(self) -> list[TopicPartition]:
@@ -169,6 +171,20 @@ class Reader:
             self._pin.check()
         except LeaseLost as lost:
             self._pin_anew(lost)
+        for place in list(self._returned):
+            self._pin_returned(place)
+            self._returned.discard(place)
+
+    def _pin_returned(self, place: TopicPartition) -> None:
+        """Pin what was taken back: a renewal may have let go of it. If it is gone, it is begun as the policy says."""
+        reading = self.readings.get(place)
+        if reading is None:
+            return
+        try:
+            self._pin_all({place: reading.position})
+        except OffsetBelowLogStart:
+            self.forget([place])
+            self.waiting[place] = reading.position
 
     def _pin_anew(self, lost: LeaseLost) -> None:
         LOG.warning("%s", lost)
@@ -265,6 +281,7 @@ class Reader:
                 self._let_go(reading)
                 reading.done = min(reading.done, base)
                 self.move(reading, base)
+                self._returned.add(reading.place)
 
     def _next_batch(self, reading: Reading, most: int) -> pa.RecordBatch | None:
         if reading.stream is None:
