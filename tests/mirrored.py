@@ -25,6 +25,7 @@ from lakebook.streams.segment_files import (
 
 BEGIN = datetime(2024, 5, 1, tzinfo=UTC)
 TOPIC = "orders"
+PATIENCE = 60
 
 
 def content(values: Sequence[str]) -> pa.Table:
@@ -111,6 +112,21 @@ def in_topic(book: Book, topic: str = TOPIC) -> list[dict[str, Any]]:
         for segment in book.metadata.each_segment(topic, partition.partition_id):
             found += rows_of(book, segment).to_pylist()
     return found
+
+
+def send(book: Book, *values: str, topic: str = TOPIC, partition: int = 0) -> None:
+    """Send records by a producer, as one segment."""
+    with book.producer(topic, linger=PATIENCE) as producer:
+        for value in values:
+            producer.send(value, key=value[:1], headers={"by": "a producer"}, partition=partition)
+
+
+def consumed(book: Book, topic: str = TOPIC) -> list[dict[str, Any]]:
+    """The records of a topic as a consumer has them, by partition and offset."""
+    with book.consumer(topic) as consumer:
+        found = sorted(consumer.until_end(), key=lambda record: (record.partition, record.offset))
+    names = ("partition", "offset", "timestamp", "key", "value")
+    return [{**{name: getattr(record, name) for name in names}, "headers": list(record.headers)} for record in found]
 
 
 def in_order(rows: pa.Table) -> list[dict[str, Any]]:
