@@ -731,6 +731,7 @@ def test_bad_input_is_one_line_and_changes_nothing(untouched: Book, code: str, w
         ["tables", "insert", "orders", "rows.json"],
         ["tables", "insert", "orders", "--format", "json"],
         ["tables", "insert", "orders", "rows.csv", "--format", "csv"],
+        ["tables", "insert", "orders", "rows.parquet", "--format", "parquet", "--ignore-unknown"],
         ["tables", "add-files", "orders"],
         ["tables", "delete-rows", "orders"],
         ["admin", "expire", "--seconds", "long"],

@@ -73,7 +73,11 @@ def without_runtime(folder: str, _: str) -> dict[str, Any]:
                 told[name] = ["nothing", ""]
             except LakebookError as error:
                 told[name] = [type(error).__name__, str(error)]
-    spark.stop()
+        spark.stop()
+        try:
+            book.verify(spark=spark)
+        except LakebookError as error:
+            told["stopped"] = [type(error).__name__, str(error)]
     return told
 
 

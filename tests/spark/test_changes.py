@@ -505,5 +505,9 @@ def test_a_session_without_icebergs_runtime_is_told_so(book: Book, tmp_path: Pat
     table.insert_arrow(pa.table({"id": [1, 2]}))
     told = run("without_runtime", book, tmp_path / "marks")
     assert {name: kind for name, (kind, _) in told.items()} == dict.fromkeys(told, "SparkUnsuitable")
+    # Whatever it is that its executors say, it is one line.
+    _, stopped = told.pop("stopped")
+    assert "could not look at the files" in stopped
+    assert len(stopped.splitlines()) == 1
     assert all("iceberg-spark-runtime" in text for _, text in told.values())
     assert (table.version, ids(table.to_arrow())) == (1, [1, 2])

@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 import lakebook
+from lake import run_sql
 from lakebook import Book, failpoints
 from lakebook.errors import (
     IncompatibleSchema,
@@ -397,6 +398,36 @@ def test_verifying_with_spark_finds_a_changed_byte_and_a_missing_file(spark: Spa
         }
     changed.write_bytes(kept[0])
     gone.write_bytes(kept[1])
+
+
+@pytest.mark.parametrize("kind", ["parquet", "json"])
+def test_verifying_with_spark_finds_what_verifying_here_finds(spark: SparkSession, book: Book, kind: str) -> None:
+    table = book.tables.create("t", "id BIGINT, s STRING", format=kind)
+    table.insert(spark.range(0, 8, 1, 4).selectExpr("id", "CAST(id AS STRING) s"))
+    files = [file.file_path for file in table.plan()]
+    outside = warehouse_of(book).parent / "outside"
+    linked = warehouse_of(book) / files[0]
+    outside.write_bytes(linked.read_bytes())
+    linked.unlink()
+    linked.symlink_to(outside)
+    numbers = "UPDATE table_files SET {1} = {1} + {2} WHERE file_path = '{0}'"
+    stored = "UPDATE partition_metadata SET metadata = CAST(replace(metadata, {}) AS BLOB)"
+    damage = [(files[1], "row_count"), (files[2], "file_size")]
+    for path, column in damage:
+        run_sql(book, numbers.format(path, column, 1))
+    run_sql(book, stored.format("'parquet-mr', 'PARQUET-MR'"))
+    with_spark, here = book.verify(spark=spark), book.verify()
+    assert with_spark.findings == here.findings
+    told = {(finding.check, finding.on) for finding in here.findings}
+    assert told >= {("files", path) for path in files[:3]}
+    assert kind == "json" or told >= {("footers", path) for path in files[1:]}
+    # All is well again, for whoever looks at the book in the end.
+    linked.unlink()
+    linked.write_bytes(outside.read_bytes())
+    outside.unlink()
+    for path, column in damage:
+        run_sql(book, numbers.format(path, column, -1))
+    run_sql(book, stored.format("'PARQUET-MR', 'parquet-mr'"))
 
 
 # --- partitions and order ------------------------------------------------------
@@ -820,6 +851,66 @@ def test_files_and_folders_of_json_are_inserted(spark: SparkSession, book: Book,
     table.insert_json(spark, str(one), str(three), properties={"from": "files"})
     assert table.history().items[0].summary["from"] == "files"
     assert ids(table.to_arrow()) == [1, 1, 2, 3, 3]
+
+
+def test_keys_of_json_that_the_table_has_no_column_for_are_refused_unless_asked_otherwise(
+    spark: SparkSession, book: Book, tmp_path: Path
+) -> None:
+    columns = (
+        "id BIGINT, s STRUCT<x: INT, `a.b`: STRING>, l ARRAY<STRUCT<y: INT>>, m MAP<STRING, STRUCT<z: INT>>, n INT"
+    )
+    table = book.tables.create("t", columns)
+    good: dict[str, Any] = {"id": 1, "s": {"x": 1, "a.b": "b"}, "l": [{"y": 1}, None], "m": {"anything": {"z": 1}}}
+    strange: dict[str, tuple[dict[str, Any], list[str]]] = {
+        "beside": ({"id": 2, "more": 1, "and": {"id": 1}}, ["more", "and"]),
+        "case": ({"Id": 2}, ["Id"]),
+        "struct": ({"id": 2, "s": {"x": 1, "X": 2}}, ["s.X"]),
+        "list": ({"id": 2, "l": [{"y": 1}, {"y": 1, "w": 2}]}, ["l.w"]),
+        "map": ({"id": 2, "m": {"k": {"z": 1}, "z": {"k": 1}}}, ["m.k"]),
+        "everywhere": ({"s": {"a": 1}, "l": [{"b": 1}], "m": {"k": {"c": 1}}, "d": 1}, ["d", "s.a", "l.b", "m.c"]),
+    }
+    for name, (line, keys) in strange.items():
+        file = tmp_path / f"{name}.json"
+        file.write_text(f"{json.dumps(good)}\n{json.dumps(line)}\n", encoding="utf-8")
+        with pytest.raises(IncompatibleSchema) as raised:
+            table.insert_json(spark, str(file))
+        assert all(repr(key) in raised.value.what for key in keys), raised.value
+        assert "unknown='ignore'" in str(raised.value)
+    assert (table.version, table.count()) == (0, 0)
+    assert table.insert_json(spark, str(tmp_path / "case.json"), unknown="ignore").rows == 2
+    with pytest.raises(InvalidInput):
+        table.insert_json(spark, str(tmp_path / "case.json"), unknown="drop")
+    check_same(table, spark, [{**good, "m": [("anything", {"z": 1})]}, {}])
+
+
+def test_lines_of_json_are_read_as_spark_reads_them(spark: SparkSession, book: Book, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "day=2026-05-01").mkdir(parents=True)
+    # Several rows in a line, no rows, numbers that a double cannot hold, keys in another order, no end of the line.
+    lines = [
+        ' [{"id": 1, "d": 1234567890.0123456789}, {"d": null, "id": 2}]',
+        "",
+        "  ",
+        "[]",
+        '\t{"id": 3, "d": 0.1}',
+        '{"id": null}',
+        "{}",
+    ]
+    (source / "day=2026-05-01/a.json").write_text("\n".join(lines), encoding="utf-8")
+    expected: list[dict[str, Any]] = [
+        {"id": 1, "d": Decimal("1234567890.0123456789"), "day": date(2026, 5, 1)},
+        {"id": 2, "day": date(2026, 5, 1)},
+        {"id": 3, "d": Decimal("0.1"), "day": date(2026, 5, 1)},
+        {"day": date(2026, 5, 1)},
+        {"day": date(2026, 5, 1)},
+    ]
+    for unknown in ("error", "ignore"):
+        table = book.tables.create(unknown, "id BIGINT, d DECIMAL(30, 10), day DATE")
+        assert table.insert_json(spark, str(source), unknown=unknown).rows == 5
+        check_same(table, spark, expected)
+        other = book.tables.create(f"{unknown}_other", "id BIGINT, d DECIMAL(30, 10)")
+        with pytest.raises(IncompatibleSchema, match="day"):
+            other.insert_json(spark, str(source), unknown=unknown)
 
 
 def test_files_and_folders_of_parquet_are_inserted(spark: SparkSession, book: Book, tmp_path: Path) -> None:

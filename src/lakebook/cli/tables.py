@@ -391,6 +391,9 @@ def read(
 @click.argument("name")
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True)
 @click.option("--format", "file_format", type=_FORMATS, required=True, help="The format of the files to read.")
+@click.option(
+    "--ignore-unknown", is_flag=True, help="Leave out keys of JSON that the table has no column for.  [default: refuse]"
+)
 @namespace_option
 @spark_log_option
 @json_option
@@ -400,6 +403,7 @@ def insert(
     name: str,
     paths: tuple[str, ...],
     file_format: str,
+    ignore_unknown: bool,
     namespace: str | None,
     spark_log: bool,
     as_json: bool,
@@ -408,12 +412,16 @@ def insert(
 
     PATH is a file or a folder, wherever Spark can read it.
     """
+    if ignore_unknown and file_format != "json":
+        raise click.UsageError("--ignore-unknown needs --format json.")
     with place.open() as book:
         # Looked up before Spark is started, which takes a while.
         table = book.table(name, namespace=namespace)
         with spark_started(show_log=spark_log) as spark, working("inserting"):
-            add = table.insert_json if file_format == "json" else table.insert_parquet
-            report = add(spark, *paths)
+            if file_format == "json":
+                report = table.insert_json(spark, *paths, unknown="ignore" if ignore_unknown else "error")
+            else:
+                report = table.insert_parquet(spark, *paths)
     _print_inserted(report, as_json=as_json)
 
 

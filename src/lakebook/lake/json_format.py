@@ -8,20 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from lakebook import failpoints
 from lakebook.errors import InvalidFile, InvalidTable, LakebookError
 from lakebook.iceberg.schemas import schema_to_json, walk
 from lakebook.iceberg.staging import DATA, spark_type, spark_type_named
 from lakebook.lake.attempts import Attempt
 from lakebook.lake.footer_store import Footer
-from lakebook.lake.json_rows import count_lines, read_json_rows
+from lakebook.lake.json_lines import count_lines, measured_lines
+from lakebook.lake.json_rows import read_json_rows
 from lakebook.lake.lake import Lake, TableShape
 from lakebook.lake.leasing import Lease
-from lakebook.lake.measuring import JSON, measure
+from lakebook.lake.measuring import JSON, by_executors
 from lakebook.lake.planning import Plan
 from lakebook.lake.steps import Steps
 from lakebook.names import shown
 from lakebook.registry.table_files import NewFile, PlannedFile
 from lakebook.spark import frames
+from lakebook.spark.jobs import on_executors
 from lakebook.storage.objects import ObjectStore
 
 if TYPE_CHECKING:
@@ -50,18 +53,23 @@ class JsonFormat:
     def write(self, lake: Lake, attempt: Attempt, shape: TableShape, frame: DataFrame, steps: Steps) -> list[NewFile]:
         """Write a frame of the table's columns into the attempt's folder, and measure the files."""
         folder = f"{attempt.folder}/{DATA}"
+        failpoints.reach("insert.staged")
         with steps.step("insert_data"):
             # Spark's own source does not know what is required.
             checked = frames.refusing_nulls(frame, schema_to_json(shape.schema)["fields"])
             frames.write_json(checked, lake.store.uri(folder), shape.compression)
+        failpoints.reach("insert.written")
         with steps.step("measure"):
             # The folder is this insert's own, and Spark has moved only files of committed tasks into it.
-            found = [item.path for item in lake.store.list(folder) if _is_json(item.path, folder)]
-            leftover = [item.path for item in lake.store.list(folder) if not _is_json(item.path, folder)]
+            listed = list(lake.store.list(folder))
+            found = [item.path for item in listed if _is_json(item.path, folder)]
+            leftover = [item.path for item in listed if not _is_json(item.path, folder)]
             lake.store.make_durable(found)
-            files = _json_files(lake, shape, found, frames.session_of(frame))
+            sizes = sum(item.size for item in listed)
+            files = _json_files(lake, shape, found, sizes, frames.session_of(frame))
             empty = [file.file_path for file in files if file.row_count == 0]
             lake.store.delete([*leftover, *empty])
+        failpoints.reach("insert.measured")
         return [file for file in files if file.row_count]
 
     def write_arrow(self, lake: Lake, attempt: Attempt, shape: TableShape, data: pa.Table) -> list[NewFile]:  # noqa: ARG002
@@ -113,22 +121,27 @@ def _is_json(path: str, folder: str) -> bool:
     return parent == folder and name.startswith("part-") and name.endswith((".json", ".json.gz"))
 
 
-def _json_files(lake: Lake, shape: TableShape, paths: Sequence[str], spark: Any = None) -> list[NewFile]:
-    """JSON files, measured."""
-    if not paths:
-        return []
+def _json_files(
+    lake: Lake, shape: TableShape, paths: Sequence[str], sizes: int = 0, spark: Any = None
+) -> list[NewFile]:
+    """JSON files, measured and their rows counted; many or large ones by Spark's executors."""
+    measured = (
+        on_executors(spark, lake.store.warehouse.root, paths, measured_lines)
+        if by_executors(lake, len(paths), sizes, spark)
+        else [(found, count_lines(lake.store, found.path)) for found in lake.store.measure(paths)]
+    )
     now = datetime.now(UTC)
     return [
         NewFile(
             file_path=found.path,
             file_size=found.size,
             file_type=JSON,
-            row_count=count_lines(lake.store, found.path),
+            row_count=rows,
             checksum=found.checksum,
             schema_version=shape.schema_version,
             modified_at=now,
             is_compressed=found.path.endswith(".gz"),
             has_field_ids=True,
         )
-        for found in measure(lake, paths, 0, spark)
+        for found, rows in measured
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import gzip
 import json
 from collections.abc import Iterator, Mapping
 from datetime import UTC, date, datetime
@@ -15,24 +14,10 @@ import pyarrow as pa
 
 from lakebook.iceberg.arrow_files import plain_schema
 from lakebook.iceberg.schemas import schema_to_json
+from lakebook.lake.json_lines import open_lines
 from lakebook.storage.objects import ObjectStore
 
 _ROWS = 10_000
-_GZIP = ".gz"
-
-
-def open_lines(store: ObjectStore, path: str) -> Iterator[bytes]:
-    """The lines of a JSON file, whether it is compressed or not."""
-    with store.open(path) as stream:
-        source: Any = gzip.GzipFile(fileobj=stream) if path.endswith(_GZIP) else stream
-        for line in source:
-            if line.strip():
-                yield line
-
-
-def count_lines(store: ObjectStore, path: str) -> int:
-    """How many rows a JSON file has."""
-    return sum(1 for _ in open_lines(store, path))
 
 
 def read_json_rows(store: ObjectStore, path: str, wanted: Any, written: Any) -> Iterator[pa.RecordBatch]:

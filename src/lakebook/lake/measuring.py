@@ -37,9 +37,14 @@ class WrittenFile:
 
 def measure(lake: Lake, paths: Sequence[str], sizes: int, spark: Any = None) -> list[Measured]:
     """Sizes and checksums; many or large files are measured by Spark's executors."""
-    if spark is not None and (sizes >= lake.settings.measure_on_spark or len(paths) >= _ON_EXECUTORS):
+    if by_executors(lake, len(paths), sizes, spark):
         return on_executors(spark, lake.store.warehouse.root, paths, measured)
     return lake.store.measure(paths)
+
+
+def by_executors(lake: Lake, files: int, sizes: int, spark: Any) -> bool:
+    """Whether there are so many or so large files that Spark's executors shall read them."""
+    return spark is not None and (sizes >= lake.settings.measure_on_spark or files >= _ON_EXECUTORS)
 
 
 def described(file: Any, shape: TableShape, path: str) -> WrittenFile:

@@ -24,12 +24,12 @@ from lakebook.lake.formats import FORMATS
 from lakebook.lake.inserting import InsertReport, add_files, insert_arrow, insert_frame
 from lakebook.lake.lake import Lake
 from lakebook.lake.leasing import Lease, acquire, check_asked
-from lakebook.lake.measuring import JSON, PARQUET
+from lakebook.lake.measuring import PARQUET
 from lakebook.lake.planning import Plan, make_plan
 from lakebook.lake.properties import check_table_properties
 from lakebook.lake.published import PublishReport, publish_now, published_as
 from lakebook.lake.reading import read_batches, read_frame, read_table
-from lakebook.lake.sources import read_source
+from lakebook.lake.sources import REFUSED, insert_json, insert_parquet
 from lakebook.lake.tagging import Tag
 from lakebook.names import shown
 from lakebook.pages import Page, check_limit, page_of
@@ -347,10 +347,14 @@ class Table:
         self,
         spark: SparkSession,
         *paths: str,
+        unknown: str = REFUSED,
         properties: Mapping[str, str] | None = None,
     ) -> InsertReport:
-        """Insert the rows of JSON files or folders of them, wherever Spark can read them."""
-        return self._insert_source(spark, JSON, paths, properties)
+        """Insert the rows of JSON files or folders of them, wherever Spark can read them.
+
+        A key that the table has no column for, at any depth, is refused; with `unknown="ignore"` it is left out.
+        """
+        return insert_json(self._lake, self._current(), spark, paths, unknown, properties)
 
     def insert_parquet(
         self,
@@ -359,14 +363,7 @@ class Table:
         properties: Mapping[str, str] | None = None,
     ) -> InsertReport:
         """Insert the rows of Parquet files or folders of them, wherever Spark can read them."""
-        return self._insert_source(spark, PARQUET, paths, properties)
-
-    def _insert_source(
-        self, spark: SparkSession, kind: str, paths: Sequence[str], properties: Mapping[str, str] | None
-    ) -> InsertReport:
-        record = self._current()
-        frame = read_source(self._lake, record, spark, kind, paths)
-        return insert_frame(self._lake, record, frame, properties)
+        return insert_parquet(self._lake, self._current(), spark, paths, properties)
 
     def add_files(self, paths: Sequence[str], *, properties: Mapping[str, str] | None = None) -> InsertReport:
         """Take files that lie in the warehouse already, by their paths in it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -97,13 +98,113 @@ def read_json(spark: SparkSession, paths: list[str], schema: dict[str, object]) 
     return reader.option("ignoreMissingFiles", "false").option("ignoreCorruptFiles", "false").json(paths)
 
 
-def read_files(spark: SparkSession, kind: str, paths: list[str], schema: dict[str, object] | None) -> DataFrame:
-    """A frame over a user's files of that format."""
-    if kind == "json" and schema is not None:
-        return read_json(spark, paths, schema)
+def read_known_json(spark: SparkSession, paths: list[str], schema: dict[str, object]) -> DataFrame:
+    """The same of a user's files; a key that the schema does not have, at any depth, fails the read too.
+
+    Spark's own source would pass over it in silence. So lines are read as texts, and each is taken apart twice: for
+    its keys and for its values.
+    """
+    from pyspark.sql import functions
+    from pyspark.sql.types import ArrayType, StructType
+
+    target = StructType.fromJson(schema)
+    reader = spark.read.option("ignoreMissingFiles", "false").option("ignoreCorruptFiles", "false")
+    lines = reader.text(paths)
+    # What folders say, as in `day=2026-05-01`, comes after the line.
+    line, of_folders = lines.columns[0], lines.columns[1:]
+    text = _named((line,))
+    fields: Sequence[Mapping[str, Any]] = target.jsonValue()["fields"]
+    # A line may be a list of rows.
+    rows = functions.when(functions.ltrim(text).startswith("["), functions.from_json(text, "array<string>"))
+    strange = _strange_within(rows.otherwise(functions.array(text)), {"type": "struct", "fields": fields}, ())
+    told = functions.concat(
+        functions.lit(_STRANGE), functions.to_json(functions.slice(functions.array_distinct(strange), 1, _MOST_STRANGE))
+    )
+    known = functions.when(functions.size(strange) > 0, functions.raise_error(told)).otherwise(functions.lit(True))
+    row = _unused("lakebook_row", lines.columns)
+    values = functions.explode(functions.from_json(text, ArrayType(target), {"mode": "FAILFAST"})).alias(row)
+    own = [functions.col(_quoted(name)) for name in of_folders]
+    found = lines.where((functions.trim(text) != "") & known.cast("boolean")).select(values, *own)
+    return found.select(
+        *(
+            (
+                _named((field.name,)).cast(field.dataType) if field.name in of_folders else _named((row, field.name))
+            ).alias(field.name)
+            for field in target.fields
+        ),
+        *(column for column, name in zip(own, of_folders, strict=True) if name not in target.names),
+    )
+
+
+_STRANGE = "Lakebook found strange keys: "
+_MOST_STRANGE = 20
+
+
+def strange_keys(error: BaseException | None) -> list[str]:
+    """The keys for which `read_known_json` has failed; none if that is not why."""
+    _, found, rest = str(error).partition(_STRANGE)
+    if not found:
+        return []
+    keys, _ = json.JSONDecoder().raw_decode(rest)
+    return [str(key) for key in keys]
+
+
+def _strange_keys(text: Column, fields: Sequence[Mapping[str, Any]], path: tuple[str, ...]) -> Column:
+    """The keys of an object of JSON, and of what is in it, that are none of these fields."""
+    from pyspark.sql import functions
+
+    entries = functions.from_json(text, "map<string,string>")
+    known = functions.array(*(functions.lit(field["name"]) for field in fields))
+    before = functions.lit("".join(f"{name}." for name in path))
+    own = functions.transform(
+        functions.array_except(functions.map_keys(entries), known), lambda key: functions.concat(before, key)
+    )
+    inside = [
+        _strange_in(
+            functions.try_element_at(entries, functions.lit(field["name"])), field["type"], (*path, field["name"])
+        )
+        for field in fields
+        if _has_fields(field["type"])
+    ]
+    return functions.concat(*(functions.coalesce(part, _no_texts()) for part in (own, *inside)))
+
+
+def _strange_in(text: Column, kind: Mapping[str, Any], path: tuple[str, ...]) -> Column:
+    from pyspark.sql import functions
+
+    if kind["type"] == "struct":
+        return _strange_keys(text, kind["fields"], path)
+    if kind["type"] == "array":
+        return _strange_within(functions.from_json(text, "array<string>"), kind["elementType"], path)
+    values = functions.map_values(functions.from_json(text, "map<string,string>"))
+    return _strange_within(values, kind["valueType"], path)
+
+
+def _strange_within(texts: Column, kind: Mapping[str, Any], path: tuple[str, ...]) -> Column:
+    from pyspark.sql import functions
+
+    found = functions.flatten(functions.transform(texts, lambda text: _strange_in(text, kind, path)))
+    return functions.coalesce(found, _no_texts())
+
+
+def _no_texts() -> Column:
+    from pyspark.sql import functions
+
+    return functions.array().cast("array<string>")
+
+
+def _has_fields(kind: Any) -> bool:
+    """Whether there is a struct in a type, as Spark describes it in JSON."""
+    if not isinstance(kind, Mapping):
+        return False
+    return kind["type"] == "struct" or _has_fields(kind.get("elementType", kind.get("valueType")))
+
+
+def read_parquet(spark: SparkSession, paths: list[str]) -> DataFrame:
+    """A frame over a user's files of Parquet."""
     reader = spark.read.option("ignoreCorruptFiles", "false").option("ignoreMissingFiles", "false")
     # Else the columns of one of the files are those of all.
-    return reader.option("mergeSchema", "true").format(kind).load(paths)
+    return reader.option("mergeSchema", "true").parquet(*paths)
 
 
 def empty(spark: SparkSession, schema: dict[str, object]) -> DataFrame:
@@ -188,10 +289,14 @@ def column_of(predicate: Predicate) -> Column:
 def _named(path: tuple[str, ...]) -> Column:
     from pyspark.sql import functions
 
-    column = functions.col("`" + path[0].replace("`", "``") + "`")
+    column = functions.col(_quoted(path[0]))
     for name in path[1:]:
         column = column.getField(name)
     return column
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
 
 
 def _literal(value: Any) -> Column:
