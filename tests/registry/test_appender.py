@@ -87,6 +87,25 @@ def test_rows_become_files_by_their_number(book: Book) -> None:
 
 
 @in_memory
+def test_an_appender_reports_every_step_of_each_commit_and_the_metrics_tell_of_them(book: Book) -> None:
+    table = numbers(book, "t")
+    reports = Reports()
+    with table.appender(max_rows=1, files_per_commit=2, on_commit=reports) as appender:
+        for number in range(3):
+            appender.append({"id": number})
+    steps = {"insert_data", "commit", "update_table_files", "update_table_statistics"}
+    assert [(report.files, set(report.seconds)) for report in reports.all] == [(2, steps), (1, steps)]
+    values = book.metrics.values()
+    told = {step: values[f"lakebook_insert_step_seconds_count{{step={step}}}"] for step in sorted(steps)}
+    assert told == dict.fromkeys(sorted(steps), 2)
+    of_appends = {
+        name: values[f"lakebook_table_{name}_total{{operation=append}}"]
+        for name in ("changes", "rows_added", "files_added", "bytes_added")
+    }
+    assert of_appends == {"changes": 2, "rows_added": 3, "files_added": 3, "bytes_added": check_totals(book, table)[2]}
+
+
+@in_memory
 def test_rows_become_files_by_their_size(book: Book) -> None:
     table = book.tables.create("t", "id BIGINT, text STRING")
     reports = Reports()

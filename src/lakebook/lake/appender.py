@@ -72,6 +72,8 @@ class Appender:
         self._attempt: Attempt | None = None
         self._files: list[NewFile] = []
         self._pending: list[pa.Table] = []
+        #: How long it took to write `_files`.
+        self._steps = Steps(lake.clock)
         #: The rows of `_files`, until they are committed.
         self._written: list[pa.Table] = []
         #: A commit whose outcome is not known yet, and its rows.
@@ -168,14 +170,15 @@ class Appender:
             if self._attempt is None:
                 self._attempt = Attempt(self._lake, self._table).__enter__()
             data = pa.concat_tables(self._pending)
-            files = write_arrow(self._lake, self._table, self._attempt, self._shape, data)
+            with self._steps.step("insert_data"):
+                files = write_arrow(self._lake, self._table, self._attempt, self._shape, data)
         # All at once: what could not be written stays for the next try, what was does not come twice.
         self._files, self._written, self._pending = [*self._files, *files], [*self._written, data], []
         failpoints.reach("appender.rotated")
 
     def _commit(self) -> InsertReport:
         assert self._attempt is not None
-        attempt, steps = self._attempt, Steps(self._lake.clock)
+        attempt, steps, self._steps = self._attempt, self._steps, Steps(self._lake.clock)
         change = TableChange("append", tuple(self._files), (), self._summary)
         # Until the fence has told how it ended, nobody knows; whatever is raised on the way.
         self._doubtful, self._attempt, self._files, self._written = (attempt, self._written), None, [], []
