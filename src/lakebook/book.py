@@ -51,12 +51,15 @@ if TYPE_CHECKING:
     from lakebook.lake.repairing import Repaired
     from lakebook.lake.table import Table
     from lakebook.lake.tables import Tables
+    from lakebook.pipelines.pipelines import Pipelines
     from lakebook.server.endpoint import RestEndpoint
-    from lakebook.spark.types import SparkSession
+    from lakebook.spark.types import DataFrame, SparkSession
     from lakebook.streams.consumer import Consumer
     from lakebook.streams.positions import Start
     from lakebook.streams.producer import Producer
     from lakebook.streams.topics import Topics
+    from lakebook.views.querying import Queries
+    from lakebook.views.views import Views
 
 
 class Book:
@@ -127,6 +130,39 @@ class Book:
 
                 self._topics = Topics(lake, self.metadata, producer=self.producer, consumer=self.consumer)
             return self._topics
+
+    @property
+    def views(self) -> Views:
+        """Materialised views by their names: `book.views["blocks"]`."""
+        from lakebook.views.views import Views
+
+        return Views(self.lake, self.metadata)
+
+    def sql(self, spark: SparkSession, sql: str, *, materialize: bool = False) -> DataFrame:
+        """The rows of a SELECT over views, tables and topics by their names, as a Spark DataFrame.
+
+        A name is a view, else a table (`name` or `namespace.name`), else a topic. What it reads is pinned until the
+        book is closed. With `materialize`, what is missing or stale of views, in the time the query asks for, is
+        built first.
+        """
+        return self._queries.sql(spark, sql, materialize=materialize)
+
+    def sql_count(self, sql: str) -> int | None:
+        """The answer of `SELECT count(*) FROM name` from the registry, without Spark; none if it is another query."""
+        return self._queries.count(sql)
+
+    @property
+    def _queries(self) -> Queries:
+        from lakebook.views.querying import Queries
+
+        return Queries(self.lake, self.views, self.topics)
+
+    @property
+    def pipelines(self) -> Pipelines:
+        """Pipelines from topics or tables into tables: `book.pipelines["clicks"]`."""
+        from lakebook.pipelines.pipelines import Pipelines
+
+        return Pipelines(self.lake, self.metadata)
 
     def release_reads(self) -> None:
         """Let go of everything that `Table.read` and `Topic.read` pinned here; their frames are good no more."""

@@ -12,6 +12,8 @@
     │   ├── SubscriberFailed
     │   ├── FilesChanged
     │   ├── MergeConflict
+    │   ├── PipelineBusy
+    │   ├── RangeClaimed
     │   └── SchemaChanged
     └── TerminalError             trying the same again cannot help
         ├── InvalidInput
@@ -33,6 +35,8 @@
         │   ├── InvalidMetadata
         │   ├── NotAccepted
         │   ├── ReadOnlyTable
+        │   ├── InvalidPipeline
+        │   ├── InvalidView
         │   └── InvalidOffset
         │       ├── OffsetOverflow
         │       ├── NegativeOffset
@@ -53,9 +57,12 @@
         │   ├── VersionExpired
         │   ├── SnapshotNotFound
         │   ├── TagNotFound
+        │   ├── PipelineNotFound
         │   ├── CommitNotFound
         │   ├── ObjectNotFound
         │   ├── DeadLetterNotFound
+        │   ├── ViewNotFound
+        │   ├── SourceNotFound
         │   └── FooterNotFound
         ├── Conflict
         │   ├── TopicAlreadyExists
@@ -64,6 +71,10 @@
         │   ├── NamespaceNotEmpty
         │   ├── TableAlreadyExists
         │   ├── TagAlreadyExists
+        │   ├── PipelineAlreadyExists
+        │   ├── ViewAlreadyExists
+        │   ├── RangeOverlap
+        │   ├── ClaimLost
         │   ├── LeaseLost
         │   ├── SchedulerLost
         │   ├── PathInUse
@@ -71,8 +82,10 @@
         │   ├── AppendTurnLost
         │   ├── ProducerFenced
         │   ├── SequenceConflict
+        │   ├── StaleBatch
         │   ├── GenerationFenced
         │   ├── MemberRemoved
+        │   ├── GroupInUse
         │   ├── CommitAborted
         │   ├── IncompatibleSchema
         │   └── EpochChanged
@@ -82,12 +95,12 @@
         ├── InsertFailed
         ├── ProduceFailed
         ├── ProducerClosed
-        │   ├── StaleBatch
         ├── ConsumerClosed
         ├── NotPublishable
-        │   ├── GroupInUse
         ├── PublishFailed
         ├── ReadFailed
+        ├── PipelineStopped
+        ├── BuildFailed
         ├── SchemaOutdated
         ├── SchemaTooNew
         ├── MigrationFailed
@@ -175,6 +188,10 @@ class StorageUnavailable(TransientError):
     """The warehouse could not be reached, or reading or writing there failed."""
 
 
+class UploadIncomplete(TransientError):
+    """The warehouse said that an object was stored, and it is not there, or not with all its bytes."""
+
+
 class AppendTurnHeld(TransientError):
     """Another producer holds the partition's append turn."""
 
@@ -188,10 +205,6 @@ class FlushTimeout(TransientError):
 
 
 class SubscriberFailed(TransientError):
-class UploadIncomplete(TransientError):
-    """The warehouse said that an object was stored, and it is not there, or not with all its bytes."""
-
-
     """A subscriber did not take an event, was not well, or did not answer in time."""
 
 
@@ -201,6 +214,14 @@ class FilesChanged(TransientError):
 
 class MergeConflict(TransientError):
     """Segments that a merge would replace were removed or replaced meanwhile; look again and repeat it."""
+
+
+class PipelineBusy(TransientError):
+    """Somebody else runs the pipeline."""
+
+
+class RangeClaimed(TransientError):
+    """Another worker builds the range of the view just now."""
 
 
 class SchemaChanged(TransientError):
@@ -286,6 +307,14 @@ class ReadOnlyTable(InvalidInput):
     """The files of the table are a topic's segments: nobody but the topic changes it."""
 
 
+class InvalidPipeline(InvalidInput):
+    """This cannot be a pipeline."""
+
+
+class InvalidView(InvalidInput):
+    """A view cannot be like this."""
+
+
 class InvalidOffset(InvalidInput):
     """An offset is not acceptable here."""
 
@@ -369,6 +398,10 @@ class TagNotFound(NotFound):
     """The table has no tag of this name."""
 
 
+class PipelineNotFound(NotFound):
+    """There is no such pipeline."""
+
+
 class CommitNotFound(NotFound):
     """There is no commit row of this id."""
 
@@ -379,6 +412,14 @@ class ObjectNotFound(NotFound):
 
 class DeadLetterNotFound(NotFound):
     """There is no such dead letter."""
+
+
+class ViewNotFound(NotFound):
+    """There is no such view."""
+
+
+class SourceNotFound(NotFound):
+    """A query names something that is no view, no table and no topic."""
 
 
 class FooterNotFound(NotFound):
@@ -416,6 +457,22 @@ class TagAlreadyExists(Conflict):
     """A tag or a branch of the table has this name."""
 
 
+class PipelineAlreadyExists(Conflict):
+    """There is a pipeline of that name already."""
+
+
+class ViewAlreadyExists(Conflict):
+    """A view of that name exists already."""
+
+
+class RangeOverlap(Conflict):
+    """A range of a view would overlap another one."""
+
+
+class ClaimLost(Conflict):
+    """Another worker has taken over the range that was being built."""
+
+
 class LeaseLost(Conflict):
     """A reader's lease ran out before it was renewed; what it pinned may be gone."""
 
@@ -444,12 +501,20 @@ class SequenceConflict(Conflict):
     """A producer's sequence numbers overlap or leave out what it sent before."""
 
 
+class StaleBatch(Conflict):
+    """A sink's batch has a smaller number than its last one: its query has begun anew, or another has its name."""
+
+
 class GenerationFenced(Conflict):
     """The consumer group has moved on to another generation."""
 
 
 class MemberRemoved(Conflict):
     """The member is no longer one of its consumer group: it left, or was silent for too long."""
+
+
+class GroupInUse(Conflict):
+    """Live members of the consumer group read the topic: they would undo what is done to the group's offsets."""
 
 
 class CommitAborted(Conflict):
@@ -501,10 +566,14 @@ class PublishFailed(TerminalError):
 
 class ReadFailed(TerminalError):
     """A read failed though its files are pinned."""
-class StaleBatch(Conflict):
-    """A sink's batch has a smaller number than its last one: its query has begun anew, or another has its name."""
 
 
+class PipelineStopped(TerminalError):
+    """The pipeline does not go on before somebody has looked at it."""
+
+
+class BuildFailed(TerminalError):
+    """Ranges of a view could not be built; nothing of those was recorded."""
 
 
 class CursorExpired(TerminalError):
@@ -513,10 +582,6 @@ class CursorExpired(TerminalError):
 
 class SchemaOutdated(TerminalError):
     """The registry has an older schema than this version of Lakebook."""
-class GroupInUse(Conflict):
-    """Live members of the consumer group read the topic: they would undo what is done to the group's offsets."""
-
-
 
 
 class SchemaTooNew(TerminalError):

@@ -19,8 +19,10 @@ from lakebook.cli.namespaces import namespaces
 from lakebook.cli.produce import produce
 from lakebook.cli.run import run
 from lakebook.cli.segments import segments
+from lakebook.cli.sql import sql
 from lakebook.cli.tables import tables
 from lakebook.cli.topics import topics
+from lakebook.cli.views import views
 from lakebook.clock import Clock, SystemClock
 
 
@@ -59,6 +61,8 @@ for command in (
     segments,
     namespaces,
     tables,
+    views,
+    sql,
     events,
     run,
     maintenance,

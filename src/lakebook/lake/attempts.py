@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 
 from lakebook import failpoints
-from lakebook.errors import CommitOutcomeUnknown, LakebookError
+from lakebook.errors import CommitAborted, CommitOutcomeUnknown, LakebookError
 from lakebook.lake.lake import Lake
-from lakebook.registry.commits import require_open
+from lakebook.registry.commits import COMMIT_OPEN, require_open
 from lakebook.registry.file_stats import DELETE_STATS_BETWEEN
 from lakebook.registry.inserts import (
     DELETE_STAGED_FOOTERS,
@@ -70,6 +70,8 @@ class Attempt:
     kind: str = INSERT
     #: What Spark's writer is told beyond the table's own properties.
     writing: Mapping[str, str] = field(default_factory=dict)
+    #: Whether a view makes it, whose table it is.
+    by_view: bool = False
     commit_id: str = field(default_factory=new_id)
     committed: Committed | None = None
     _staged: tuple[int, int] | None = None
@@ -82,7 +84,8 @@ class Attempt:
         return folder_of(self.table.id, self.commit_id)
 
     def __enter__(self) -> Attempt:
-        refuse_mirror(self.table)
+        if not self.by_view:
+            refuse_mirror(self.table)
         self.lake.registry.write(self._open)
         self.lake.renewals.hold_insert(self.commit_id)
         try:
@@ -120,6 +123,16 @@ class Attempt:
             raise
         failpoints.reach("change.committed")
         return self.committed
+
+    def prepared(self, change: TableChange) -> TableChange:
+        """A change that `commit_within` can take: of many files, footers and statistics are staged."""
+        return change if change.is_small else self._stage(change)
+
+    def commit_within(self, transaction: Transaction, change: TableChange) -> Committed:
+        """Make one version of a change in the transaction of another attempt. Whoever commits that sets `committed`."""
+        if transaction.run(COMMIT_OPEN, transaction.clock.now_ms(), self.commit_id, transaction.epoch) != 1:
+            raise CommitAborted("it was taken for dead and fenced", on=self.table.shown, remedy="Begin again")
+        return commit_change(transaction, self.table, replace(change, waits=False), self.commit_id)
 
     def _commit(self, change: TableChange) -> Committed:
         """Commit, after waiting for an outside engine that has precedence for a moment."""

@@ -167,7 +167,8 @@ def policy_of(lake: Lake, table: TableRecord) -> CompactionPolicy:
     """Whether and how a table is compacted, by its present properties."""
     policy = compaction_policy(lake, lake.metadata_of(table, table.schema_version).properties)
     # Small files of a topic's table are small segments: the topic merges those.
-    return policy if table.topic_id is None else replace(policy, enabled=False)
+    owned = table.topic_id is not None or table.view_id is not None
+    return replace(policy, enabled=False) if owned else policy
 
 
 # --- choosing ------------------------------------------------------------------

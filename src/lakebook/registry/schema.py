@@ -13,6 +13,10 @@ States, beside the tables that hold them:
     table_files             visible → ended (to_version) → retired (retired_at, and a row in
                             temporary_files) → gone; a rollback gives an ended file a new row
     metadata_updates.state  pending → processing → completed | failed; failed → processing
+    views.state             active ⇄ paused
+    lakehouse_partitions    fresh → stale (stale_at) → replaced; frozen (frozen_at) is one way, and both may be
+    pipelines.state         active ⇄ paused; active → stopped → active
+    pipeline_batches.state  planned → landed                 (one way; a planned one may be run again and again)
 """
 
 from __future__ import annotations
@@ -456,6 +460,9 @@ lakehouse_partitions = sa.Table(
     sa.Column("partition_format_version", sa.Integer, nullable=False),
     sa.Column("sort_order", _json(), nullable=True),
     _time("updated"),
+    # Since when its sources have rows that it has not, and since when some of their rows are gone.
+    _time("stale_at", nullable=True),
+    _time("frozen_at", nullable=True),
     # Named: from its columns, the name would be longer than PostgreSQL takes.
     sa.UniqueConstraint(
         "view_set_name",
@@ -471,6 +478,7 @@ lakehouse_partitions = sa.Table(
     sa.CheckConstraint("num_rows >= 0", name="num_rows"),
     sa.CheckConstraint("file_size >= 0", name="file_size"),
     sa.Index("idx_lakehouse_partitions_file_path", "file_path", unique=True),
+    sa.Index("idx_lakehouse_partitions_begin", "view_set_name", "begin_insert_time"),
     sqlite_autoincrement=True,
     comment="Ranges of materialised views, half-open in the time of insertion. An empty range has no file.",
 )
@@ -529,6 +537,8 @@ tables = sa.Table(
     sa.Column("hold_until", sa.BigInteger, nullable=False, server_default=sa.text("0")),
     # The topic whose segments are its files: nobody else changes it.
     sa.Column("topic_id", sa.BigInteger, nullable=True),
+    # The view whose ranges are its files: nobody else changes it.
+    sa.Column("view_id", sa.BigInteger, nullable=True),
     sa.CheckConstraint("version >= 0 AND schema_version >= 1 AND last_file_id >= 0", name="counters"),
     sa.CheckConstraint("row_count >= 0 AND file_count >= 0 AND total_size >= 0 AND deleted_rows >= 0", name="totals"),
     sa.Index(
@@ -964,6 +974,139 @@ metadata_updates = sa.Table(
     ),
     sa.Index("idx_metadata_updates_finished_at", "finished_at"),
     comment="What is owed to Iceberg, per version of each table, and what became of it.",
+)
+
+pipelines = sa.Table(
+    "pipelines",
+    metadata,
+    _id(),
+    sa.Column("name", _name(), nullable=False),
+    sa.Column("target_id", sa.BigInteger, nullable=False),
+    sa.Column("dead_letters_id", sa.BigInteger, nullable=True),
+    sa.Column("definition", _json(), nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    # Who runs it now, so that two do not do the same work. What has landed is decided by the offsets alone.
+    sa.Column("token", sa.BigInteger, nullable=False),
+    sa.Column("holder", sa.Text, nullable=True),
+    _time("held_until", nullable=True),
+    sa.Column("last_batch", sa.BigInteger, nullable=False),
+    sa.Column("record_count", sa.BigInteger, nullable=False),
+    sa.Column("row_count", sa.BigInteger, nullable=False),
+    sa.Column("dead_count", sa.BigInteger, nullable=False),
+    sa.Column("failures", sa.Integer, nullable=False),
+    sa.Column("last_error", sa.Text, nullable=True),
+    _time("failed_at", nullable=True),
+    _time("retry_at", nullable=True),
+    _time("landed_at", nullable=True),
+    _time("created_at"),
+    _time("updated_at"),
+    sa.UniqueConstraint("name"),
+    sa.CheckConstraint("state IN ('active', 'paused', 'stopped')", name="state"),
+    sa.Index("idx_pipelines_target", "target_id"),
+    sqlite_autoincrement=True,
+    comment="From topics or tables into a table: what each pipeline does, who runs it, and how it stands.",
+)
+
+pipeline_offsets = sa.Table(
+    "pipeline_offsets",
+    metadata,
+    sa.Column("pipeline_id", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("kind", sa.Text, primary_key=True),
+    sa.Column("source_id", sa.BigInteger, primary_key=True, autoincrement=False),
+    # Of a table: 0.
+    sa.Column("partition_id", sa.Integer, primary_key=True, autoincrement=False),
+    # What lies between them has landed. Of a topic they are offsets, of a table versions.
+    sa.Column("first_offset", sa.BigInteger, nullable=False),
+    sa.Column("next_offset", sa.BigInteger, nullable=False),
+    sa.CheckConstraint("kind IN ('topic', 'table')", name="kind"),
+    sa.CheckConstraint("0 <= first_offset AND first_offset <= next_offset", name="offsets"),
+    sa.Index("idx_pipeline_offsets_source", "kind", "source_id"),
+    comment="How far each pipeline has come in each partition of its sources; changed with the files it made.",
+)
+
+pipeline_batches = sa.Table(
+    "pipeline_batches",
+    metadata,
+    sa.Column("pipeline_id", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("ranges", _json(), nullable=False),
+    sa.Column("record_count", sa.BigInteger, nullable=False),
+    sa.Column("row_count", sa.BigInteger, nullable=True),
+    sa.Column("dead_count", sa.BigInteger, nullable=True),
+    sa.Column("file_count", sa.BigInteger, nullable=True),
+    sa.Column("total_size", sa.BigInteger, nullable=True),
+    sa.Column("version", sa.BigInteger, nullable=True),
+    _time("planned_at"),
+    _time("landed_at", nullable=True),
+    sa.CheckConstraint("state IN ('planned', 'landed')", name="state"),
+    sa.CheckConstraint("(state = 'landed') = (landed_at IS NOT NULL)", name="landed_at"),
+    sa.Index("idx_pipeline_batches_landed_at", "landed_at"),
+    comment="Batches of pipelines: the ranges of their sources that each reads, decided before it runs.",
+)
+
+views = sa.Table(
+    "views",
+    metadata,
+    _id(),
+    sa.Column("name", _name(), nullable=False),
+    sa.Column("definition", _json(), nullable=False),
+    sa.Column("schema_hash", sa.Text, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("failures", sa.Integer, nullable=False),
+    sa.Column("last_error", sa.Text, nullable=True),
+    _time("failed_at", nullable=True),
+    _time("retry_at", nullable=True),
+    _time("created_at"),
+    _time("updated_at"),
+    sa.UniqueConstraint("name"),
+    sa.CheckConstraint("state IN ('active', 'paused')", name="state"),
+    sa.CheckConstraint("failures >= 0", name="failures"),
+    sqlite_autoincrement=True,
+    comment="Queries that are materialised over ranges of time: what each is, and how its upkeep stands.",
+)
+
+view_instances = sa.Table(
+    "view_instances",
+    metadata,
+    sa.Column("view_id", sa.BigInteger, sa.ForeignKey("views.id"), primary_key=True, autoincrement=False),
+    sa.Column("instance", _name(), primary_key=True),
+    sa.Column("table_id", sa.BigInteger, nullable=False),
+    comment="The table that holds the rows of each instance of a view; made with its first range.",
+)
+
+view_sources = sa.Table(
+    "view_sources",
+    metadata,
+    sa.Column("view_id", sa.BigInteger, sa.ForeignKey("views.id"), primary_key=True, autoincrement=False),
+    # As the query spells it.
+    sa.Column("name", _name(), primary_key=True),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("source_id", sa.BigInteger, nullable=False),
+    sa.Column("event_time", sa.Text, nullable=False),
+    # Of a table: the column's field id.
+    sa.Column("field_id", sa.Integer, nullable=True),
+    sa.CheckConstraint("kind IN ('topic', 'table')", name="kind"),
+    sa.CheckConstraint("(kind = 'table') = (field_id IS NOT NULL)", name="field_id"),
+    sa.Index("idx_view_sources_source", "kind", "source_id"),
+    comment="The topics and tables that each view reads, and the column that is their event time.",
+)
+
+view_claims = sa.Table(
+    "view_claims",
+    metadata,
+    sa.Column("view_id", sa.BigInteger, sa.ForeignKey("views.id"), primary_key=True, autoincrement=False),
+    sa.Column("instance", _name(), primary_key=True),
+    sa.Column("begin_time", sa.BigInteger, primary_key=True, autoincrement=False),
+    _time("end_time"),
+    sa.Column("token", sa.Text, nullable=False),
+    sa.Column("holder", sa.Text, nullable=False),
+    _time("expires_at"),
+    # Whether its sources have got, or lost, rows since it was taken.
+    sa.Column("dirty", sa.Boolean, nullable=False),
+    sa.Column("frozen", sa.Boolean, nullable=False),
+    sa.CheckConstraint("begin_time < end_time", name="range"),
+    comment="Ranges that somebody builds now. Taken before the sources are read; the token fences a former holder.",
 )
 
 CAPTURED = (

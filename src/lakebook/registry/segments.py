@@ -24,6 +24,7 @@ from lakebook.names import MAX_NAME, check_id, check_path, is_moment, shown
 from lakebook.registry import schema
 from lakebook.registry.changes import delete_rows, insert_rows, row_of, update_row
 from lakebook.registry.databases import Failure
+from lakebook.registry.freshness import TOPIC, Span, mark_stale
 from lakebook.registry.mirrors import kept_by_tables
 from lakebook.registry.offsets import MAX_OFFSET, check_offset
 from lakebook.registry.partitions import asked_for, locked_partition
@@ -244,6 +245,15 @@ CONTAINING_OR_NEXT = Statement(
     "number",
     "offset",
 )
+TIMES_BETWEEN = Statement(
+    sa.select(_s.min_timestamp, _s.max_timestamp).where(
+        *_of_partition, _s.base_offset >= bind("start"), _s.base_offset < bind("end")
+    ),
+    "topic_id",
+    "number",
+    "start",
+    "end",
+)
 # For readers with a lease: by the topic's id and without regard to the log start. A hidden topic shows too.
 FIND_PINNED = Statement(
     _of_any_partition.add_columns(_t.deleted_at)
@@ -453,7 +463,14 @@ def record_segments(
     refuse_waiting(transaction, segments)
     changes = {"high_watermark": recorded[-1].end_offset + 1, "updated_at": transaction.time_of(object_id)}
     update_row(transaction, object_id, schema.partitions, partition, changes)
+    mark_stale(transaction, TOPIC, partition["topic_id"], lambda _: map(_span, recorded))
     return recorded
+
+
+def _span(segment: SegmentInfo) -> Span:
+    """The times of a recorded segment's records."""
+    assert segment.min_timestamp is not None and segment.max_timestamp is not None
+    return to_ms(segment.min_timestamp), to_ms(segment.max_timestamp)
 
 
 def _rows_of(
@@ -570,6 +587,13 @@ def move_log_start(transaction: Transaction, topic: dict[str, Any], number: int,
     kept = transaction.one(CONTAINING_OR_NEXT, topic["id"], number, offset)
     start = watermark if kept is None else kept[0]
     if start > present:
+        mark_stale(
+            transaction,
+            TOPIC,
+            topic["id"],
+            lambda _: [(row[0], row[1]) for row in transaction.all(TIMES_BETWEEN, topic["id"], number, present, start)],
+            gone=True,
+        )
         update_row(
             transaction,
             partition["object_id"],

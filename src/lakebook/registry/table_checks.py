@@ -23,6 +23,7 @@ from lakebook.registry.publishing import (
     pointer_of,
     snapshots_of,
 )
+from lakebook.registry.ranges import check_ranges
 from lakebook.registry.statements import ONE, POSTGRESQL, SQLITE, ZERO, Statement, among, bind
 from lakebook.registry.stream_checks import Finding
 from lakebook.registry.stream_folders import segment_paths
@@ -579,6 +580,7 @@ def check_tables(reader: Reader, now: int) -> tuple[list[Finding], list[str], di
     for lease, version, least in reader.all(LEASES_BELOW):
         found.append(Finding("leases", lease, f"it pins version {version}, the oldest readable is {least}"))
     found += check_mirrors(reader)
+    found += check_ranges(reader)
     _check_published(reader, found, unfinished)
     counts = {}
     for name, statement in COUNTS.items():

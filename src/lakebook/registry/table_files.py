@@ -20,8 +20,9 @@ from lakebook.clock import to_datetime, to_ms
 from lakebook.errors import FilesChanged, PathInUse, RegistryCorrupt
 from lakebook.registry import schema
 from lakebook.registry.changes import insert_rows, row_of
-from lakebook.registry.file_stats import ColumnStats, insert_stats
+from lakebook.registry.file_stats import ColumnStats, insert_stats, stats_of_files
 from lakebook.registry.footers import insert_footers
+from lakebook.registry.freshness import ALWAYS, TABLE, Span, mark_stale, span_of
 from lakebook.registry.inserts import declared_work
 from lakebook.registry.statements import ONE, POSTGRESQL, SQLITE, ZERO, Statement, among, bind
 from lakebook.registry.stream_folders import RETIRED_AMONG
@@ -35,6 +36,9 @@ CHUNK = 1000
 STAGED = CHUNK
 _MOST_STATS = 100_000
 _MOST_FOOTERS = 64 * 1024**2
+
+#: The operation of a change that puts the same rows into other files.
+REPLACE = "replace"
 
 T = TypeVar("T")
 
@@ -314,6 +318,8 @@ class TableChange:
     yields: bool = False
     #: Whether the topic makes it whose segments are the table's files.
     by_topic: bool = False
+    #: Whether the view makes it whose ranges are the table's files.
+    by_view: bool = False
 
     @property
     def is_small(self) -> bool:
@@ -446,7 +452,7 @@ def stage_stats(transaction: Transaction, table: TableRecord, files: Sequence[Ne
 
 def commit_change(transaction: Transaction, table: TableRecord, change: TableChange, commit_id: str) -> Committed:
     """Make one version of a change, or nothing at all."""
-    if not change.by_topic:
+    if not change.by_topic and not change.by_view:
         refuse_mirror(table)
     before = locked_table(transaction, table)
     now = transaction.time_of(table.object_id)
@@ -500,9 +506,61 @@ def commit_change(transaction: Transaction, table: TableRecord, change: TableCha
         minus,
         change.summary,
     )
+    _tell_views(transaction, table, change, removed)
     failpoints.reach("change.written")
     ended = sum(1 for row in removed if row["content"])
     return Committed(version, to_datetime(now), plus[1], minus[1], minus[0], ended, seconds)
+
+
+def _tell_views(
+    transaction: Transaction, table: TableRecord, change: TableChange, removed: Sequence[dict[str, Any]]
+) -> None:
+    """Mark the ranges of views that have rows of the files a change adds and ends."""
+    if change.operation == REPLACE:
+        return  # The same rows in other files.
+    # What a topic's table loses, the topic has lost.
+    gone = change.by_topic and not change.added
+    mark_stale(
+        transaction,
+        TABLE,
+        table.id,
+        lambda field_id: _spans(transaction, table, change.added, removed, field_id),
+        gone=gone,
+    )
+
+
+def _spans(
+    reader: Reader,
+    table: TableRecord,
+    added: Sequence[NewFile],
+    removed: Sequence[dict[str, Any]],
+    field_id: int | None,
+) -> Iterator[Span]:
+    """The times of a column in files that come or go; of deleted rows, those of the file they are in."""
+    assert field_id is not None
+    gone = [row["id"] for row in removed if not row["content"]]
+    about = [file.referenced_path for file in added if file.content]
+    about += [row["referenced_path"] for row in removed if row["content"]]
+    if None in about:
+        yield ALWAYS
+    gone += [row["id"] for row in files_by_path(reader, filter(None, about)).values()]
+    for file in added:
+        if not file.content and file.row_count:
+            yield from _known_span([item for item in file.stats if item.field_id == field_id])
+    for chunk in chunks(sorted(set(gone))):
+        stats = stats_of_files(reader, table.id, chunk, [field_id])
+        for file_id in chunk:
+            found = stats.get((file_id, field_id))
+            yield from _known_span([] if found is None else [found])
+
+
+def _known_span(stats: Sequence[ColumnStats]) -> Iterator[Span]:
+    for item in stats:
+        span = span_of(item.lower, item.upper, item.value_count, item.null_count)
+        if span is not None:
+            yield span
+    if not stats:
+        yield ALWAYS
 
 
 class HeldBack(NoEffect):

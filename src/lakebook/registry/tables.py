@@ -24,6 +24,7 @@ from lakebook.errors import (
 from lakebook.names import shown
 from lakebook.registry import schema
 from lakebook.registry.changes import capture, insert_new, row_of, update_row
+from lakebook.registry.freshness import TABLE, freeze_all
 from lakebook.registry.statements import ONE, ZERO, Statement, bind, insert_into
 from lakebook.registry.transactions import Reader, Row, Transaction
 
@@ -50,6 +51,7 @@ _TABLE = (
     _t.file_count,
     _t.total_size,
     _t.topic_id,
+    _t.view_id,
     _t.last_modified,
     _t.created_at,
     _t.updated_at,
@@ -176,6 +178,8 @@ class TableRecord:
     total_size: int
     #: The topic whose segments are its files: nobody but the topic changes it.
     topic_id: int | None
+    #: The view whose ranges are its files: nobody but the view changes it.
+    view_id: int | None
     last_modified: datetime
     created_at: datetime
     updated_at: datetime
@@ -225,6 +229,8 @@ class NewTable:
     table_uuid: str | None = None
     #: The topic whose segments are to be its files.
     topic_id: int | None = None
+    #: The view whose ranges are to be its files.
+    view_id: int | None = None
 
 
 def table_from(row: Row) -> TableRecord:
@@ -355,6 +361,7 @@ def create_table(transaction: Transaction, wanted: NewTable, commit_id: str, at:
         "deleted_at": None,
         "hold_until": 0,
         "topic_id": wanted.topic_id,
+        "view_id": wanted.view_id,
     }
     table_id = insert_new(transaction, object_id, schema.tables, row)
     metadata = {
@@ -432,7 +439,13 @@ def locked_table(transaction: Transaction, table: TableRecord) -> dict[str, Any]
 
 
 def refuse_mirror(table: TableRecord) -> None:
-    """Refuse to change a table whose files are a topic's segments: only the topic changes it."""
+    """Refuse to change a table whose files are a topic's segments, or a view's ranges: only those change it."""
+    if table.view_id is not None:
+        raise ReadOnlyTable(
+            "its files are the ranges of a view, and only the view changes it",
+            on=table.shown,
+            remedy="Change the view's sources and materialise it, or drop the view",
+        )
     if table.topic_id is not None:
         raise ReadOnlyTable(
             "its files are the segments of a topic, and only the topic changes it",
@@ -456,11 +469,12 @@ def rename_table(transaction: Transaction, table: TableRecord, namespace: str, n
     return table_from(found)
 
 
-def drop_table(transaction: Transaction, table: TableRecord, *, by_topic: bool = False) -> None:
+def drop_table(transaction: Transaction, table: TableRecord, *, by_topic: bool = False, by_view: bool = False) -> None:
     """Make a table invisible at once; its files go later, through `temporary_files`."""
-    if not by_topic:
+    if not by_topic and not by_view:
         refuse_mirror(table)
     row = locked_table(transaction, table)
+    freeze_all(transaction, TABLE, table.id)
     now = transaction.time_of(table.object_id)
     update_row(transaction, table.object_id, schema.tables, row, {"updated_at": now, "deleted_at": now})
     # By its name nobody could end them any more.
@@ -474,9 +488,12 @@ def change_schema(
     new_schema: Mapping[str, Any],
     last_field_id: int,
     commit_id: str,
+    *,
+    by_view: bool = False,
 ) -> TableMetadata:
     """Give a table a new schema: a new `schema_version`, and a new version."""
-    refuse_mirror(table)
+    if not by_view:
+        refuse_mirror(table)
     row = locked_table(transaction, table)
     if row["schema_version"] != expected:
         raise SchemaChanged(

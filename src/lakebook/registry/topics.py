@@ -15,6 +15,7 @@ from lakebook.errors import InvalidPartitionCount, TopicAlreadyExists, TopicNotF
 from lakebook.names import check_name, shown
 from lakebook.registry import schema
 from lakebook.registry.changes import delete_rows, insert_new, insert_rows, row_of, update_row
+from lakebook.registry.freshness import TOPIC, freeze_all
 from lakebook.registry.statements import POSTGRESQL, SQLITE, ZERO, Statement, among, bind
 from lakebook.registry.topic_config import check_config, check_retention
 from lakebook.registry.transactions import Reader, Row, Transaction
@@ -238,6 +239,7 @@ def hide_topic(transaction: Transaction, name: str) -> int:
     topic = row_of(schema.topics, current)
     now = transaction.time_of(topic["object_id"])
     update_row(transaction, topic["object_id"], schema.topics, topic, {"updated_at": now, "deleted_at": now})
+    freeze_all(transaction, TOPIC, topic["id"])
     return int(topic["id"])
 
 

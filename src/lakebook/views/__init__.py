@@ -1,0 +1,1 @@
+"""Materialised views: ranges of time, built by Spark, found by the registry."""

@@ -1,0 +1,147 @@
+"""Queries over everything a book has: names are views, then tables, then topics, and time prunes by the registry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from lakebook.clock import to_datetime, to_ms
+from lakebook.errors import InvalidPredicate, ReadFailed
+from lakebook.iceberg.sql_names import Comparison, Query, parse_query
+from lakebook.lake.lake import Lake
+from lakebook.lake.table import Table
+from lakebook.registry.tables import TableRecord
+from lakebook.registry.views import GLOBAL, find_view
+from lakebook.spark import queries
+from lakebook.spark.session import check_spark, reason_of
+from lakebook.streams.ranges import EARLIEST
+from lakebook.streams.topics import Topics
+from lakebook.views.reading import table_of
+from lakebook.views.sources import TIMESTAMP, find_table, unknown_source
+from lakebook.views.times import INTERVALS
+from lakebook.views.view import View
+from lakebook.views.views import Views
+
+if TYPE_CHECKING:
+    from lakebook.spark.types import DataFrame, SparkSession
+
+_ON = "SQL"
+_NUMBERS = ("int", "long", "float", "double")
+_FROM = (">", ">=", "=")
+
+
+class Queries:
+    """Runs queries over the views, tables and topics of a book."""
+
+    def __init__(self, lake: Lake, views: Views, topics: Topics) -> None:
+        self._lake = lake
+        self._views = views
+        self._topics = topics
+
+    def count(self, sql: str) -> int | None:
+        """The answer of `SELECT count(*) FROM name` from the registry alone; none if it is another query."""
+        query = parse_query(sql)
+        if not query.is_count:
+            return None
+        (name,) = query.names
+        view, table = self._view(name), self._table(name)
+        if view is not None:
+            return view.count()
+        if table is not None:
+            return Table(self._lake, table).count()
+        if name in self._topics:
+            return self._topics[name].describe().record_count
+        raise unknown_source(name, _ON)
+
+    def sql(self, spark: SparkSession, sql: str, *, materialize: bool = False) -> DataFrame:
+        """The rows of a query; what it reads is pinned until the book is closed."""
+        check_spark(spark)
+        query = parse_query(sql)
+        # In another zone, a time without one is another time.
+        comparisons = query.comparisons if queries.is_utc(spark) else ()
+        frames = {name: self._frame(spark, name, query, comparisons, materialize) for name in query.names}
+        try:
+            return queries.query_frame(spark, frames, query.over)
+        except Exception as error:
+            raise ReadFailed(
+                f"Spark cannot run it ({reason_of(error)})", on=_ON, remedy="Look at the names of its columns"
+            ) from error
+
+    def _view(self, name: str) -> View | None:
+        record = self._lake.registry.read_with(lambda reader: find_view(reader, name))
+        return None if record is None else self._views.get(name)
+
+    def _table(self, name: str) -> TableRecord | None:
+        return self._lake.registry.read_with(lambda reader: find_table(reader, name))
+
+    def _frame(
+        self, spark: SparkSession, name: str, query: Query, comparisons: Sequence[Comparison], materialize: bool
+    ) -> DataFrame:
+        view = self._view(name)
+        if view is not None:
+            if materialize:
+                self._materialize(spark, view, comparisons)
+            return self._read(spark, Table(self._lake, table_of(self._lake, view.record, GLOBAL)), query, comparisons)
+        table = self._table(name)
+        if table is not None:
+            return self._read(spark, Table(self._lake, table), query, comparisons)
+        if name not in self._topics:
+            raise unknown_source(name, _ON)
+        # Not to an end: a record that came late may lie behind others of a later time.
+        begin = max(_moments(comparisons, TIMESTAMP, _FROM), default=None)
+        return self._topics[name].read(spark, start=EARLIEST if begin is None else begin)
+
+    def _read(self, spark: SparkSession, table: Table, query: Query, comparisons: Sequence[Comparison]) -> DataFrame:
+        """The rows of a table, without files that cannot have any that the query asks for."""
+        where = [text for text in map(_condition(table, comparisons), query.comparisons) if text is not None]
+        return table.read(spark, " AND ".join(where) or None)
+
+    def _materialize(self, spark: SparkSession, view: View, comparisons: Sequence[Comparison]) -> None:
+        """Build what is missing or stale of the time that a query asks for; without any, up to now."""
+        definition = view.definition
+        now = self._lake.clock.now_ms()
+        begin = max(_moments(comparisons, definition.event_time, _FROM), default=None)
+        ends = min(_moments(comparisons, definition.event_time, ("<", "<=", "=")), default=None)
+        built = [item.begin for item in view.list_partitions()]
+        width = INTERVALS[definition.interval]
+        first = begin or min([*built, to_datetime(now - round(definition.looks_back * 1000))])
+        last = min(to_datetime(now + width), to_datetime(now) if ends is None else to_datetime(to_ms(ends) + 1))
+        if first < last:
+            view.materialize(spark, first, last)
+
+
+def _moments(comparisons: Sequence[Comparison], column: str, operators: Sequence[str]) -> list[datetime]:
+    """The times with which a query compares a column."""
+    found = []
+    for item in comparisons:
+        if item.column.lower() == column.lower() and item.operator in operators and item.is_text:
+            with suppress(ValueError):
+                moment = datetime.fromisoformat(item.value)
+                found.append(moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment)
+    return found
+
+
+def _condition(table: Table, comparisons: Sequence[Comparison]) -> Callable[[Comparison], str | None]:
+    """What of a query a table's plan understands as the query means it."""
+    fields: dict[str, Any] = {field.name: str(field.field_type) for field in table.schema.fields}
+
+    def condition(item: Comparison) -> str | None:
+        kind = fields.get(item.column)
+        if kind in ("timestamp", "timestamptz"):
+            moments = _moments([item], item.column, [item.operator]) if item in comparisons else []
+            if not moments:
+                return None
+            text = moments[0].astimezone(UTC).replace(tzinfo=None).isoformat()
+            text += "+00:00" if kind == "timestamptz" else ""
+            item = Comparison(item.column, item.operator, text, True)
+        elif kind is None or (kind in _NUMBERS) == item.is_text or kind not in (*_NUMBERS, "string"):
+            return None
+        try:
+            table.plan(item.text)
+        except InvalidPredicate:
+            return None
+        return item.text
+
+    return condition

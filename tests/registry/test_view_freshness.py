@@ -1,0 +1,268 @@
+"""A commit marks exactly the ranges of views that it concerns, in its own transaction."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from lake import insert, own_warehouse, run_sql  # noqa: F401
+from lakebook import Book
+from lakebook.errors import ClaimLost, RangeClaimed, RangeOverlap, ReadOnlyTable, ViewNotFound
+from lakebook.lake.table import Table
+from lakebook.registry.freshness import merged
+from stream_writes import append
+from streaming import produce
+from viewing import (
+    HOUR,
+    MINUTE,
+    T0,
+    at,
+    claim,
+    enter,
+    enter_hours,
+    frozen_hours,
+    hours_of,
+    order,
+    orders,
+    stale_hours,
+    view_of,
+)
+
+
+@pytest.fixture
+def table(book: Book) -> Table:
+    return orders(book)
+
+
+def test_an_append_makes_the_ranges_of_its_rows_stale_and_no_others(book: Book, table: Table) -> None:
+    view = view_of(book)
+    enter_hours(book, view, range(6))
+    order(table, 1.5)
+    assert stale_hours(view) == [1]
+    order(table, 3, 4.99)
+    assert stale_hours(view) == [1, 3, 4]
+
+
+def test_a_row_at_a_boundary_belongs_to_the_range_that_begins_there(book: Book, table: Table) -> None:
+    view = view_of(book)
+    enter_hours(book, view, range(4))
+    order(table, 2)
+    assert stale_hours(view) == [2]
+
+
+def test_rows_without_an_event_time_belong_to_no_range(book: Book, table: Table) -> None:
+    view = view_of(book)
+    enter_hours(book, view, range(3))
+    insert(table, {"id": 1, "ts": None, "region": "eu"})
+    assert stale_hours(view) == []
+
+
+def test_a_delete_makes_the_ranges_of_the_files_it_ends_stale(book: Book, table: Table) -> None:
+    order(table, 0.5)
+    order(table, 2.5, first=10)
+    view = view_of(book)
+    enter_hours(book, view, range(4))
+    table.delete("id >= 10")
+    assert stale_hours(view) == [2]
+
+
+def test_other_tables_and_other_views_concern_nobody(book: Book, table: Table) -> None:
+    other = orders(book, "others")
+    view, second = view_of(book), view_of(book, "others", "second")
+    enter_hours(book, view, range(2))
+    enter_hours(book, second, range(2))
+    order(other, 0.5)
+    assert (stale_hours(view), stale_hours(second)) == ([], [0])
+
+
+def test_each_source_may_have_an_event_time_of_its_own(book: Book, table: Table) -> None:
+    other = book.tables.create("others", "id BIGINT, seen TIMESTAMP")
+    sql = "SELECT a.id FROM orders a JOIN others b ON a.id = b.id"
+    view = book.views.create("joined", sql, event_time="ts", event_times={"others": "seen"})
+    enter_hours(book, view, range(4))
+    insert(other, {"id": 1, "seen": at(3.1)})
+    order(table, 1.1)
+    assert stale_hours(view) == [1, 3]
+
+
+def test_late_records_of_a_topic_make_their_range_stale(book: Book) -> None:
+    book.topics.create("clicks", 2)
+    view = view_of(book, "clicks", event_time="timestamp")
+    enter_hours(book, view, range(6))
+    produce(book, "clicks", 1, 1, 2, times=[at(4.5), at(2.5)])
+    assert stale_hours(view) == [2, 3, 4]
+
+
+def test_retention_of_a_topic_freezes_what_it_takes_away_and_makes_nothing_stale(book: Book) -> None:
+    book.topics.create("clicks", 1)
+    produce(book, "clicks", 0, 1, times=[at(0.5)])
+    produce(book, "clicks", 0, 2, times=[at(2.5)])
+    view = view_of(book, "clicks", event_time="timestamp")
+    enter_hours(book, view, range(4))
+    book.metadata.delete_segments_before("clicks", 0, 1)
+    assert (frozen_hours(view), stale_hours(view)) == ([0], [])
+
+
+def test_a_source_that_is_gone_freezes_all_that_was_built_of_it(book: Book, table: Table) -> None:
+    book.topics.create("clicks", 1)
+    view, second = view_of(book), view_of(book, "clicks", "second", event_time="timestamp")
+    enter_hours(book, view, range(2))
+    enter_hours(book, second, range(2))
+    book.tables.drop("orders")
+    book.topics.delete("clicks")
+    assert frozen_hours(view) == frozen_hours(second) == [0, 1]
+
+
+# --- claims --------------------------------------------------------------------
+
+
+def test_a_commit_while_a_range_is_built_makes_it_stale_from_the_beginning(book: Book, table: Table) -> None:
+    view = view_of(book)
+    held = claim(book, view, at(0), at(1))
+    order(table, 0.5)
+    enter(book, view, held)
+    assert stale_hours(view) == [0]
+    enter_hours(book, view, [0])
+    assert stale_hours(view) == []
+
+
+def test_a_commit_of_another_time_leaves_a_claim_alone(book: Book, table: Table) -> None:
+    view = view_of(book)
+    held = claim(book, view, at(0), at(1))
+    order(table, 1.5)
+    enter(book, view, held)
+    assert stale_hours(view) == []
+
+
+def test_retention_while_a_range_is_built_freezes_it(book: Book) -> None:
+    book.topics.create("clicks", 1)
+    produce(book, "clicks", 0, 1, times=[at(0.5)])
+    view = view_of(book, "clicks", event_time="timestamp")
+    held = claim(book, view, at(0), at(1))
+    book.metadata.delete_segments_before("clicks", 0, 1)
+    enter(book, view, held)
+    assert (frozen_hours(view), stale_hours(view)) == ([0], [])
+
+
+def test_a_range_that_somebody_builds_is_not_claimed_again(book: Book, table: Table) -> None:
+    view = view_of(book)
+    held = claim(book, view, at(0), at(2))
+    with pytest.raises(RangeClaimed):
+        claim(book, view, at(1), at(2))
+    claim(book, view, at(2), at(3))
+    enter(book, view, held)
+    claim(book, view, at(0), at(1))
+
+
+def test_a_dead_claim_is_taken_over_and_its_holder_can_enter_nothing(book: Book, table: Table) -> None:
+    view = view_of(book)
+    dead = claim(book, view, at(0), at(1))
+    run_sql(book, "UPDATE view_claims SET expires_at = 0")
+    alive = claim(book, view, at(0), at(1))
+    with pytest.raises(ClaimLost):
+        enter(book, view, dead)
+    enter(book, view, alive)
+    assert [hours_of(item) for item in view.list_partitions()] == [(0, 1)]
+
+
+def test_instances_are_claimed_apart(book: Book, table: Table) -> None:
+    sql = "SELECT id FROM orders WHERE region = :instance"
+    view = book.views.create("regional", sql, event_time="ts", instances=["eu", "us"])
+    enter(book, view, claim(book, view, at(0), at(1), "eu"))
+    enter(book, view, claim(book, view, at(0), at(1), "us"))
+    order(table, 0.5)
+    assert [item.stale_at is not None for name in ("eu", "us") for item in view.list_partitions(instance=name)] == [
+        True,
+        True,
+    ]
+
+
+# --- ranges --------------------------------------------------------------------
+
+
+def test_a_range_takes_the_place_of_those_within_it_and_never_of_a_part(book: Book, table: Table) -> None:
+    view = view_of(book)
+    enter_hours(book, view, range(3))
+    enter(book, view, claim(book, view, at(0), at(3)))
+    assert [hours_of(item) for item in view.list_partitions()] == [(0, 3)]
+    with pytest.raises(RangeOverlap):
+        enter(book, view, claim(book, view, at(1), at(2)))
+    assert [hours_of(item) for item in view.list_partitions()] == [(0, 3)]
+
+
+def test_the_plan_says_of_every_range_how_it_stands(book: Book, table: Table) -> None:
+    view = view_of(book)
+    enter_hours(book, view, [1, 2])
+    order(table, 2.5)
+    states = [(spec.begin, spec.state) for spec in view.plan(at(0.5), at(3.5))]
+    assert [state for _, state in states] == ["missing", "empty", "stale", "missing"]
+    found = view.coverage(T0 - HOUR, at(4))
+    assert [(item.begin, item.state) for item in found] == [
+        (T0 - HOUR, "missing"),
+        (at(1), "empty"),
+        (at(2), "stale"),
+        (at(3), "missing"),
+    ]
+
+
+def test_another_query_leaves_what_is_built_until_it_is_built_anew(book: Book, table: Table) -> None:
+    view = view_of(book)
+    enter_hours(book, view, [0, 1])
+    book.views.alter("hourly", sql="SELECT id FROM orders")
+    assert [spec.state for spec in view.plan(at(0), at(2))] == ["outdated", "outdated"]
+    enter_hours(book, view, [0])
+    assert [spec.state for spec in view.plan(at(0), at(2))] == ["empty", "outdated"]
+    assert len(view.list_partitions()) == 2
+
+
+def test_a_shorter_interval_rebuilds_wide_ranges_as_they_are(book: Book, table: Table) -> None:
+    view = view_of(book)
+    enter_hours(book, view, [0])
+    book.views.alter("hourly", interval="minute")
+    order(table, 0.5)
+    (spec,) = view.plan(T0, T0 + MINUTE)
+    assert (spec.state, spec.end - spec.begin) == ("stale", HOUR / timedelta(milliseconds=1))
+
+
+def test_a_dropped_view_leaves_nothing_behind(book: Book, table: Table) -> None:
+    view = view_of(book)
+    enter_hours(book, view, range(3))
+    held = claim(book, view, at(3), at(4))
+    assert book.views.drop("hourly") == 3
+    assert list(book.views) == []
+    with pytest.raises(ViewNotFound):
+        enter(book, view, held)
+    order(table, 0.5)
+    assert view_of(book).list_partitions() == []
+    assert book.verify().findings == ()
+
+
+def test_pausing_is_told_once(book: Book, table: Table) -> None:
+    view = view_of(book)
+    assert [book.views.pause("hourly"), book.views.pause("hourly"), view.record.state] == [True, False, "paused"]
+    assert [book.views.resume("hourly"), view.record.state] == [True, "active"]
+
+
+def test_spans_are_put_together() -> None:
+    assert merged([(5, 9), (0, 2), (3, 4), (20, 30), (25, 26)]) == [(0, 9), (20, 30)]
+
+
+def test_a_topic_without_views_is_appended_to_as_before(book: Book) -> None:
+    book.metadata.create_topic("orders", 1)
+    append(book, book.metadata.claim_append("orders", 0, holder="me"))
+
+
+def test_the_table_of_a_view_is_changed_by_nobody_else(book: Book, table: Table) -> None:
+    view = view_of(book)
+    run_sql(book, f"UPDATE tables SET view_id = {view.record.id}")
+    owned = book.table("orders")
+    for change in (
+        lambda: order(owned, 1),
+        lambda: owned.delete("true"),
+        lambda: book.tables.drop("orders"),
+        lambda: book.tables.rename("orders", "others"),
+        lambda: owned.update_schema().__enter__(),
+    ):
+        with pytest.raises(ReadOnlyTable):
+            change()
