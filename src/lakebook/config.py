@@ -221,6 +221,10 @@ def redact(url: str) -> str:
     return f"{scheme}://{user}{at}{host}{slash}{path}"
 
 
+#: What a configuration file has beside settings.
+_PIPELINES = "pipelines"
+
+
 def load_settings(
     target: str | os.PathLike[str] | None,
     given: Mapping[str, Any],
@@ -257,13 +261,31 @@ def _config_file(place: str | None, environment: Mapping[str, str]) -> Path | No
     return here if here.is_file() else None
 
 
-def _from_file(file: Path) -> dict[str, Any]:
+def declared_pipelines(
+    target: str | os.PathLike[str] | None, environment: Mapping[str, str] | None = None
+) -> dict[str, dict[str, Any]]:
+    """The pipelines that the configuration file of a book declares, by their names: tables `[pipelines.NAME]`."""
+    place = os.fspath(target) if target is not None else None
+    file = _config_file(place, os.environ if environment is None else environment)
+    found = {} if file is None else _content(file).get(_PIPELINES, {})
+    if not isinstance(found, dict) or not all(isinstance(item, dict) for item in found.values()):
+        raise InvalidSetting(
+            "its pipelines are no tables", on=str(file), remedy="Write [pipelines.NAME], and the options below it"
+        )
+    return found
+
+
+def _content(file: Path) -> dict[str, Any]:
     try:
-        content = tomllib.loads(file.read_text(encoding="utf-8"))
+        return tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidSetting(f"it is not TOML ({error})", on=str(file), remedy="Correct the file") from None
     except OSError as error:
         raise InvalidSetting(f"it cannot be read ({error.strerror})", on=str(file)) from None
+
+
+def _from_file(file: Path) -> dict[str, Any]:
+    content = {name: value for name, value in _content(file).items() if name != _PIPELINES}
     values = {name: _convert(name, value, str(file)) for name, value in content.items()}
     warehouse = values.get("warehouse")
     if warehouse and "://" not in warehouse:

@@ -16,6 +16,7 @@ from lakebook.cli.events import events
 from lakebook.cli.groups import groups
 from lakebook.cli.maintenance import maintenance
 from lakebook.cli.namespaces import namespaces
+from lakebook.cli.pipelines import pipelines
 from lakebook.cli.produce import produce
 from lakebook.cli.run import run
 from lakebook.cli.segments import segments
@@ -61,6 +62,7 @@ for command in (
     segments,
     namespaces,
     tables,
+    pipelines,
     views,
     sql,
     events,

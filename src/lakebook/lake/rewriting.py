@@ -88,6 +88,32 @@ def overwrite(
         return report(lake, table, attempt, change, committed, steps)
 
 
+@dataclasses.dataclass(frozen=True)
+class Replaced:
+    """Rows of a predicate that are to be replaced: the files that end, and the rows of them that stay."""
+
+    ids: tuple[int, ...]
+    rest: DataFrame | None
+    rest_rows: int
+    version: int
+    #: Refuses to land beside another overwrite of the same rows.
+    check: Callable[[Transaction], None]
+
+
+def to_replace(spark: SparkSession, lake: Lake, table: TableRecord, where: Any, lease: Lease) -> Replaced:
+    """What of a table has to be written again, and what ends, where the rows of a predicate are replaced."""
+    plan = make_plan(lake, table, lease.version, lease.schema_version, where)
+    whole, partly = _split(plan)
+    rest = _remaining(spark, plan, partly, lease)
+    return Replaced(
+        tuple(file.id for file in (*whole, *partly)),
+        rest,
+        0 if rest is None else rest.count(),
+        lease.version,
+        lambda transaction: _refuse_rivals(transaction, plan, None),
+    )
+
+
 def _declared(lake: Lake, table: TableRecord) -> Attempt:
     """An attempt at ending files: it is declared before it looks at a version, so that compactions give way."""
     return Attempt(lake, table, kind=REWRITE)

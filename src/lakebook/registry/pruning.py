@@ -19,6 +19,7 @@ from lakebook.registry.events import CURRENT_SNAPSHOT, HORIZON, Cursor
 from lakebook.registry.maintenance import REFRESH, TOLD_OF_EVENTS, ask, prune_work
 from lakebook.registry.owed import prune_updates
 from lakebook.registry.pg_snapshots import PgSnapshot
+from lakebook.registry.pipelines import prune_batches
 from lakebook.registry.registry import Registry
 from lakebook.registry.schema import MAX_BIGINT
 from lakebook.registry.statements import ONE, POSTGRESQL, SQLITE, ZERO, Statement, among, bind
@@ -388,5 +389,6 @@ def prune_history(registry: Registry, enough: Enough = never) -> dict[str, int]:
         "letters": lambda transaction: prune_letters(transaction, older, parked, CHUNK),
         "pauses": lambda transaction: transaction.run(DROP_PAUSES),
         "requests": lambda transaction: transaction.run(DROP_REQUESTS, older),
+        "batches": lambda transaction: prune_batches(transaction, older),
     }
     return {name: _in_chunks(lambda: registry.write(step), enough) for name, step in steps.items()}  # noqa: B023

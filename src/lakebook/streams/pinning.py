@@ -25,8 +25,10 @@ class Pin:
     One whose reader has not asked for anything for `lease_maximum` seconds is renewed no more.
     """
 
-    def __init__(self, lake: Lake) -> None:
+    def __init__(self, lake: Lake, inherit: str | None = None) -> None:
+        """With `inherit`, what that lease pins can be pinned too, also below the log start."""
         self._lake = lake
+        self._inherit = inherit
         self.id = new_id()
         # Held by who asks the registry: a renewal must not undo what was just pinned.
         self._asking = threading.RLock()
@@ -52,7 +54,9 @@ class Pin:
             self.check()
             seconds = self._lake.settings.lease_seconds
             topic_id = self._lake.registry.write(
-                lambda transaction: take_topic_lease(transaction, topic, offsets, self.id, seconds)
+                lambda transaction: take_topic_lease(
+                    transaction, topic, offsets, self.id, seconds, inherit=self._inherit
+                )
             )
             if not self._needed:
                 self._renewed = self._used

@@ -120,28 +120,14 @@ class Topic:
         check_reachable(self._lake)
         pin = Pin(self._lake)
         try:
-            frame = self._frame(spark, select(self._lake, self._metadata, pin, self.name, start, end, partitions))
+            frame = frame_of(
+                self._lake, spark, select(self._lake, self._metadata, pin, self.name, start, end, partitions)
+            )
         except BaseException:
             pin.close()
             raise
         self._reads.keep(pin)
         return frame
-
-    def _frame(self, spark: SparkSession, selection: Selection) -> DataFrame:
-        store = self._lake.store
-        cut = [item for item in selection.slices if not item.is_whole]
-        try:
-            return read_segments(
-                spark,
-                [store.uri(item.path) for item in selection.slices if item.is_whole],
-                [store.uri(item.path) for item in cut],
-                {item.partition: selection.ranges[item.partition] for item in cut},
-                on_disk=store.warehouse.folder is not None,
-            )
-        except LakebookError:
-            raise
-        except Exception as error:
-            raise ReadFailed(f"Spark cannot read it ({reason_of(error)})", on=f"topic {self.name}") from error
 
     def producer(self, **options: Any) -> Producer:
         """What sends records to the topic; the options are those of `Book.producer`."""
@@ -150,3 +136,21 @@ class Topic:
     def consumer(self, **options: Any) -> Consumer:
         """What reads the topic record by record; the options are those of `Book.consumer`."""
         return self._consumer(self.name, **options)
+
+
+def frame_of(lake: Lake, spark: SparkSession, selection: Selection) -> DataFrame:
+    """The records of a selection, by Spark's own Parquet reader; whoever selected it holds the pin."""
+    store = lake.store
+    cut = [item for item in selection.slices if not item.is_whole]
+    try:
+        return read_segments(
+            spark,
+            [store.uri(item.path) for item in selection.slices if item.is_whole],
+            [store.uri(item.path) for item in cut],
+            {item.partition: selection.ranges[item.partition] for item in cut},
+            on_disk=store.warehouse.folder is not None,
+        )
+    except LakebookError:
+        raise
+    except Exception as error:
+        raise ReadFailed(f"Spark cannot read it ({reason_of(error)})", on=f"topic {selection.topic}") from error

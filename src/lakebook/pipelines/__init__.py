@@ -1,0 +1,1 @@
+"""Pipelines: from topics or tables into a table, exactly once."""

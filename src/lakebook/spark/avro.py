@@ -1,0 +1,154 @@
+"""Records of Avro: their columns, and reading them where the executors are.
+
+Spark's own reader of Avro is not part of Spark, and its package is not published for every version; fastavro is small,
+fast and well kept, and says what it cannot read.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import fastavro
+import pyarrow as pa
+
+from lakebook.errors import InvalidPipeline
+from lakebook.names import shown
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+def avro_fields(schema: str) -> Any:
+    """The columns of an Avro schema, as Spark has them."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(_avro_columns(schema))
+
+
+def check_avro(schema: str) -> None:
+    """Refuse a schema that cannot be read."""
+    _avro_columns(schema)
+
+
+def _avro_schema(schema: str) -> Any:
+    try:
+        parsed = fastavro.parse_schema(json.loads(schema))
+    except Exception as error:  # noqa: BLE001 - fastavro has no error of its own
+        raise InvalidPipeline(f"it is no Avro schema ({error})", on="pipeline") from None
+    if not isinstance(parsed, dict) or parsed.get("type") != "record":
+        raise InvalidPipeline("the Avro schema has to be one of a record", on="pipeline")
+    return parsed
+
+
+def _avro_columns(schema: str) -> pa.Schema:
+    parsed = _avro_schema(schema)
+    known: dict[str, Any] = {}
+    return pa.schema([_avro_field(field["name"], field["type"], known) for field in parsed["fields"]])
+
+
+_AVRO_PLAIN: Mapping[str, pa.DataType] = {
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "bytes": pa.binary(),
+    "string": pa.string(),
+}
+_AVRO_LOGICAL: Mapping[str, pa.DataType] = {
+    "date": pa.date32(),
+    "timestamp-millis": pa.timestamp("us", "UTC"),
+    "timestamp-micros": pa.timestamp("us", "UTC"),
+    "local-timestamp-millis": pa.timestamp("us"),
+    "local-timestamp-micros": pa.timestamp("us"),
+    "uuid": pa.string(),
+}
+
+
+def _avro_field(name: str, kind: Any, known: dict[str, Any]) -> pa.Field:
+    if isinstance(kind, list):
+        others = [item for item in kind if item != "null"]
+        if len(others) != 1:
+            raise InvalidPipeline(f"the Avro field {shown(name)} is a union of several types", on="pipeline")
+        return pa.field(name, _avro_type(name, others[0], known), nullable="null" in kind)
+    return pa.field(name, _avro_type(name, kind, known), nullable=False)
+
+
+def _avro_type(name: str, kind: Any, known: dict[str, Any]) -> pa.DataType:
+    if isinstance(kind, str):
+        if kind in _AVRO_PLAIN:
+            return _AVRO_PLAIN[kind]
+        if kind in known:
+            return known[kind]
+    elif isinstance(kind, dict):
+        logical = kind.get("logicalType")
+        if logical == "decimal":
+            return pa.decimal128(kind["precision"], kind.get("scale", 0))
+        if isinstance(logical, str) and logical in _AVRO_LOGICAL:
+            return _AVRO_LOGICAL[logical]
+        found = _avro_complex(kind, known)
+        if found is not None:
+            if "name" in kind:
+                known[kind["name"]] = found
+            return found
+    raise InvalidPipeline(f"the Avro field {shown(name)} has a type that is not read: {shown(kind)}", on="pipeline")
+
+
+def _avro_complex(kind: Mapping[str, Any], known: dict[str, Any]) -> pa.DataType | None:
+    match kind["type"]:
+        case "record":
+            return pa.struct([_avro_field(field["name"], field["type"], known) for field in kind["fields"]])
+        case "enum":
+            return pa.string()
+        case "fixed":
+            return pa.binary()
+        case "array":
+            return pa.list_(_avro_field("element", kind["items"], known))
+        case "map":
+            return pa.map_(pa.string(), _avro_field("value", kind["values"], known))
+        case str() as plain if plain in _AVRO_PLAIN:
+            return _AVRO_PLAIN[plain]
+    return None
+
+
+def read_avro(frame: DataFrame, schema: str, decoded: str, reason: str) -> DataFrame:
+    """Decode by fastavro, where the executors are: Spark's own reader of Avro is not part of it."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    optional = StructType([StructField(f.name, f.dataType, True) for f in avro_fields(schema).fields])
+    wanted = StructType(
+        [*frame.schema.fields, StructField(decoded, optional, True), StructField(reason, StringType(), True)]
+    )
+    decoded_type = to_arrow_schema(StructType([StructField(decoded, optional, True)])).field(0).type
+    return frame.mapInArrow(_avro_reader(schema, decoded_type, (decoded, reason)), wanted)
+
+
+def _avro_reader(
+    schema: str, kind: pa.DataType, made: Sequence[str]
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        parsed = _avro_schema(schema)
+
+        def one(value: bytes | None) -> tuple[Any, str | None]:
+            if value is None:
+                return None, "it has no value"
+            stream = io.BytesIO(value)
+            try:
+                found = fastavro.schemaless_reader(stream, parsed, None)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the record does not fit
+                return None, f"it is not Avro that fits the schema ({type(error).__name__})"
+            if stream.tell() != len(value):
+                return None, "there is more in it than the schema says"
+            return found, None
+
+        for batch in batches:
+            rows = [one(value.as_py()) for value in batch.column("value")]
+            arrays = [pa.array([row[0] for row in rows], kind), pa.array([row[1] for row in rows], pa.string())]
+            names = [*batch.schema.names, *made]
+            yield pa.RecordBatch.from_arrays([*batch.columns, *arrays], names=names)
+
+    return read

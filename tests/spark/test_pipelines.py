@@ -1,0 +1,487 @@
+"""Pipelines on Spark: what they make of records, what they refuse, and that everything lands once."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+import fastavro
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from lake import run_sql
+from lakebook import Book, failpoints
+from lakebook.errors import (
+    InvalidInput,
+    InvalidPipeline,
+    OffsetBeyondWatermark,
+    PipelineAlreadyExists,
+    PipelineBusy,
+    PipelineNotFound,
+    PipelineStopped,
+    TableNotFound,
+    TopicNotFound,
+)
+from lakebook.pipelines.turns import Turn
+from lakebook.spark.pipelines import PROVENANCE
+from streaming import produce
+
+JSON_SCHEMA = "id BIGINT NOT NULL, name STRING"
+
+
+def lines(*records: dict[str, Any]) -> list[bytes]:
+    return [json.dumps(record).encode() for record in records]
+
+
+def fill(book: Book, *numbers: int, topic: str = "orders", partition: int = 0) -> None:
+    produce(book, topic, partition, *lines(*({"id": number, "name": f"n{number}"} for number in numbers)))
+
+
+def orders(book: Book, partitions: int = 1) -> None:
+    book.topics.create("orders", partitions)
+
+
+def ids(book: Book, table: str = "t") -> list[int]:
+    return sorted(book.table(table).to_arrow().column("id").to_pylist())
+
+
+def doubled(frame: DataFrame) -> DataFrame:
+    """A transformation of the tests' own."""
+    return frame.selectExpr("id * 2 AS id", "name")
+
+
+def summed(frame: DataFrame) -> DataFrame:
+    """One that no pipeline can be made of."""
+    return frame.groupBy("name").sum("id")
+
+
+def test_records_of_json_become_rows(book: Book, spark: SparkSession) -> None:
+    orders(book, 2)
+    fill(book, 1, 2, 3)
+    fill(book, 4, partition=1)
+    book.tables.create("t", JSON_SCHEMA)
+    pipeline = book.pipelines.create("p", into="t", topics="orders", decoder="json")
+    report = pipeline.run(spark)
+    assert (report.batches, report.records, report.rows, report.dead) == (1, 4, 4, 0)
+    assert ids(book) == [1, 2, 3, 4]
+    assert pipeline.run(spark).batches == 0
+    fill(book, 5)
+    assert pipeline.run(spark).rows == 1
+    assert ids(book) == [1, 2, 3, 4, 5]
+    described = pipeline.describe()
+    assert (described.lag, described.records, described.rows, described.batches) == (0, 5, 5, 2)
+    assert [item.next for item in described.sources] == [4, 1]
+
+
+def test_sql_over_source_filters_and_shapes(book: Book, spark: SparkSession) -> None:
+    orders(book)
+    fill(book, *range(10))
+    sql = (
+        "WITH even AS (SELECT * FROM source WHERE id % 2 = 0) SELECT id, concat('{', name, '}') AS name FROM even -- !"
+    )
+    book.tables.create_namespace("made")
+    pipeline = book.pipelines.create(
+        "p", into="made.anew", topics="orders", decoder="json", schema=JSON_SCHEMA, sql=sql, spark=spark
+    )
+    pipeline.run(spark)
+    assert book.table("made.anew").to_arrow().sort_by("id").to_pylist() == [
+        {"id": number, "name": f"{{n{number}}}"} for number in (0, 2, 4, 6, 8)
+    ]
+
+
+def test_a_function_of_the_users_transforms(book: Book, spark: SparkSession) -> None:
+    orders(book)
+    fill(book, 1, 2)
+    book.tables.create("t", JSON_SCHEMA)
+    book.pipelines.create(
+        "p",
+        into="t",
+        topics="orders",
+        decoder="json",
+        schema=JSON_SCHEMA,
+        function=f"{__name__}:doubled",
+        spark=spark,
+    ).run(spark)
+    assert ids(book) == [2, 4]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT count(*) AS id, 'x' AS name FROM source",
+        "SELECT DISTINCT id, name FROM source",
+        "SELECT id, name FROM source LIMIT 1",
+        "SELECT a.id, b.name FROM source a JOIN source b ON a.id = b.id",
+        "SELECT id, name FROM source WHERE id IN (SELECT max(id) FROM source)",
+        "SELECT row_number() OVER (ORDER BY id) AS id, name FROM source",
+        "SELECT id, name FROM source UNION ALL SELECT id, name FROM source",
+    ],
+)
+def test_what_depends_on_where_batches_are_cut_is_refused(book: Book, spark: SparkSession, sql: str) -> None:
+    orders(book)
+    book.tables.create("t", JSON_SCHEMA)
+    with pytest.raises(InvalidPipeline, match="view"):
+        book.pipelines.create("p", into="t", topics="orders", decoder="json", schema=JSON_SCHEMA, sql=sql, spark=spark)
+    assert list(book.pipelines) == []
+
+
+def test_an_aggregation_in_a_function_is_refused_when_it_runs(book: Book, spark: SparkSession) -> None:
+    orders(book)
+    fill(book, 1)
+    book.tables.create("t", JSON_SCHEMA)
+    pipeline = book.pipelines.create(
+        "p", into="t", topics="orders", decoder="json", schema=JSON_SCHEMA, function=f"{__name__}:summed"
+    )
+    with pytest.raises(InvalidPipeline, match="aggregation"):
+        pipeline.run(spark)
+    record = pipeline.record
+    assert record.failures == 1 and record.last_error is not None and "aggregation" in record.last_error
+    assert record.retry_at is not None and ids(book) == []
+
+
+def test_records_that_do_not_fit_go_to_the_dead_letters_with_the_reason(book: Book, spark: SparkSession) -> None:
+    orders(book)
+    bad = [b"{", b'{"id": "x"}', b'{"name": "no id"}', b"\xff\xfe"]
+    produce(book, "orders", 0, *lines({"id": 1, "name": "a"}), *bad, *lines({"id": 2}))
+    book.tables.create("t", JSON_SCHEMA)
+    pipeline = book.pipelines.create("p", into="t", topics="orders", decoder="json", bad_records="dead_letter")
+    report = pipeline.run(spark)
+    assert (report.records, report.rows, report.dead) == (6, 2, 4)
+    assert ids(book) == [1, 2]
+    letters = book.table("t_dead_letters").to_arrow().sort_by("offset").to_pylist()
+    assert [(row["offset"], row["value"]) for row in letters] == list(zip(range(1, 5), bad, strict=True))
+    assert [row["reason"] for row in letters] == [
+        "it is not JSON that fits the schema",
+        "it is not JSON that fits the schema",
+        "it has no id",
+        "it is not UTF-8",
+    ]
+    assert {(row["pipeline"], row["topic"], row["partition"]) for row in letters} == {("p", "orders", 0)}
+
+
+def test_a_batch_of_nothing_but_dead_letters_lands(book: Book, spark: SparkSession) -> None:
+    orders(book)
+    produce(book, "orders", 0, b"1", b"2")
+    book.tables.create("t", JSON_SCHEMA)
+    pipeline = book.pipelines.create("p", into="t", topics="orders", decoder="json", bad_records="dead_letter")
+    assert pipeline.run(spark).dead == 2
+    assert (book.table("t").version, book.table("t_dead_letters").count(), pipeline.describe().lag) == (0, 2, 0)
+
+
+def test_a_record_that_does_not_fit_stops_the_pipeline_where_it_is_told_to(book: Book, spark: SparkSession) -> None:
+    orders(book)
+    produce(book, "orders", 0, *lines({"id": 1}), b"{", *lines({"id": 2}))
+    book.tables.create("t", JSON_SCHEMA)
+    pipeline = book.pipelines.create("p", into="t", topics="orders", decoder="json")
+    with pytest.raises(PipelineStopped, match="offset 1: it is not JSON"):
+        pipeline.run(spark)
+    assert pipeline.describe().state == "stopped" and ids(book) == [] and pipeline.describe().lag == 3
+    with pytest.raises(PipelineStopped, match="offset 1: it is not JSON"):
+        pipeline.run(spark)
+    pipeline.resume()
+    assert pipeline.describe().state == "active"
+
+
+def test_records_of_avro_become_rows(book: Book, spark: SparkSession) -> None:
+    schema = {
+        "type": "record",
+        "name": "order",
+        "fields": [
+            {"name": "id", "type": "long"},
+            {"name": "name", "type": ["null", "string"]},
+            {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+            {"name": "tags", "type": {"type": "array", "items": "string"}},
+        ],
+    }
+    at = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
+
+    def encoded(records: Iterable[dict[str, Any]]) -> Iterable[bytes]:
+        for record in records:
+            stream = io.BytesIO()
+            fastavro.schemaless_writer(stream, fastavro.parse_schema(schema), record)
+            yield stream.getvalue()
+
+    orders(book)
+    good: list[dict[str, Any]] = [
+        {"id": 1, "name": "a", "at": at, "tags": ["x", "y"]},
+        {"id": 2, "name": None, "at": at, "tags": []},
+    ]
+    produce(book, "orders", 0, *encoded(good), b"\x80", b"")
+    pipeline = book.pipelines.create(
+        "p",
+        into="t",
+        topics="orders",
+        decoder="avro",
+        schema=json.dumps(schema),
+        bad_records="dead_letter",
+        spark=spark,
+    )
+    assert pipeline.run(spark).dead == 2
+    assert book.table("t").to_arrow().sort_by("id").to_pylist() == good
+
+
+def test_raw_records_and_their_provenance(book: Book, spark: SparkSession) -> None:
+    orders(book)
+    at = datetime(2026, 1, 2, tzinfo=UTC)
+    produce(book, "orders", 0, b"\x00\x01", times=[at])
+    sql = "SELECT value, _source_topic, _source_partition, _source_offset, _source_timestamp FROM source"
+    pipeline = book.pipelines.create("p", into="t", topics="orders", sql=sql, provenance=True, spark=spark)
+    pipeline.run(spark)
+    assert book.table("t").to_arrow().to_pylist() == [
+        {
+            "value": b"\x00\x01",
+            "_source_topic": "orders",
+            "_source_partition": 0,
+            "_source_offset": 0,
+            "_source_timestamp": at,
+        }
+    ]
+
+
+def test_provenance_without_columns_for_it_is_refused(book: Book, spark: SparkSession) -> None:
+    orders(book)
+    book.tables.create("t", JSON_SCHEMA)
+    with pytest.raises(InvalidPipeline, match="_source_offset BIGINT"):
+        book.pipelines.create("p", into="t", topics="orders", decoder="json", provenance=True)
+
+
+def test_several_topics_flow_into_one_table(book: Book, spark: SparkSession) -> None:
+    orders(book)
+    book.topics.create("more")
+    fill(book, 1)
+    fill(book, 2, topic="more")
+    pipeline = book.pipelines.create(
+        "p", into="t", topics=["orders", "more"], decoder="json", schema=JSON_SCHEMA, provenance=True, spark=spark
+    )
+    pipeline.run(spark)
+    rows = book.table("t").to_arrow().sort_by("id").to_pylist()
+    assert [(row["id"], row["_source_topic"]) for row in rows] == [(1, "orders"), (2, "more")]
+
+
+def test_a_batch_has_no_more_records_than_it_may(book: Book, spark: SparkSession) -> None:
+    orders(book, 2)
+    for number in range(3):
+        fill(book, 2 * number)
+        fill(book, 2 * number + 1, partition=1)
+    book.tables.create("t", JSON_SCHEMA)
+    pipeline = book.pipelines.create("p", into="t", topics="orders", decoder="json", batch_records=2)
+    report = pipeline.run(spark)
+    assert (report.batches, report.records) == (3, 6)
+    assert [item.record_count for item in pipeline.batches()] == [2, 2, 2]
+    assert ids(book) == [0, 1, 2, 3, 4, 5]
+
+
+def test_partitions_that_come_later_are_read_from_their_beginning(book: Book, spark: SparkSession) -> None:
+    orders(book)
+    fill(book, 1)
+    book.tables.create("t", JSON_SCHEMA)
+    pipeline = book.pipelines.create("p", into="t", topics="orders", decoder="json", start="latest")
+    book.metadata.grow_topic("orders", 2)
+    fill(book, 2, partition=1)
+    fill(book, 3)
+    pipeline.run(spark)
+    assert ids(book) == [2, 3]
+
+
+def test_new_columns_are_added_to_the_target_where_that_is_asked_for(book: Book, spark: SparkSession) -> None:
+    orders(book)
+    book.tables.create("t", "id INT")
+    produce(book, "orders", 0, *lines({"id": 2**40, "name": "a"}))
+    pipeline = book.pipelines.create(
+        "p", into="t", topics="orders", decoder="json", schema=JSON_SCHEMA, evolve=True, spark=spark
+    )
+    pipeline.run(spark)
+    assert book.table("t").to_arrow().to_pylist() == [{"id": 2**40, "name": "a"}]
+
+
+def test_a_table_as_a_source_gives_the_rows_of_appends(book: Book, spark: SparkSession) -> None:
+    source = book.tables.create("s", "id BIGINT")
+    source.insert(spark.range(3).toDF("id"))
+    pipeline = book.pipelines.create("p", into="t", tables="s", sql="SELECT id * 10 AS id FROM source", spark=spark)
+    pipeline.run(spark)
+    assert ids(book) == [0, 10, 20]
+    source.insert(spark.range(3, 4).toDF("id"))
+    source.replace([file.file_path for file in source.plan()], source.read(spark))
+    book.release_reads()
+    source.insert(spark.range(4, 5).toDF("id"))
+    report = pipeline.run(spark)
+    assert (report.records, ids(book)) == (2, [0, 10, 20, 30, 40])
+    # The rows of a compaction were read before it, though its inputs are not visible any more.
+    source.delete("id = 0", spark=spark)
+    with pytest.raises(PipelineStopped, match="no append"):
+        pipeline.run(spark)
+    pipeline.resume(skip_lost=True)
+    source.insert(spark.range(5, 6).toDF("id"))
+    pipeline.run(spark)
+    assert ids(book) == [0, 10, 20, 30, 40, 50]
+
+
+def test_what_a_pipeline_has_to_read_is_pinned_until_it_has_landed(book: Book, spark: SparkSession) -> None:
+    orders(book)
+    fill(book, 1)
+    fill(book, 2)
+    book.tables.create("t", JSON_SCHEMA)
+    pipeline = book.pipelines.create("p", into="t", topics="orders", decoder="json")
+    assert book.metadata.delete_segments_before("orders", 0, 2) == 0
+    pipeline.run(spark)
+    assert book.metadata.delete_segments_before("orders", 0, 2) == 2
+    fill(book, 3)
+    pipeline.delete()
+    assert book.metadata.delete_segments_before("orders", 0, 3) == 1
+    assert ids(book) == [1, 2]
+
+
+def test_a_pipeline_that_does_not_hold_retention_up_stops_at_what_it_lost(book: Book, spark: SparkSession) -> None:
+    orders(book)
+    fill(book, 1)
+    fill(book, 2)
+    book.tables.create("t", JSON_SCHEMA)
+    pipeline = book.pipelines.create("p", into="t", topics="orders", decoder="json", retention="stop")
+    book.metadata.delete_segments_before("orders", 0, 1)
+    with pytest.raises(PipelineStopped, match="0 to 0"):
+        pipeline.run(spark)
+    pipeline.resume(skip_lost=True)
+    pipeline.run(spark)
+    assert ids(book) == [2]
+
+
+def test_a_paused_pipeline_does_not_run(book: Book, spark: SparkSession) -> None:
+    orders(book)
+    fill(book, 1)
+    book.tables.create("t", JSON_SCHEMA)
+    pipeline = book.pipelines.create("p", into="t", topics="orders", decoder="json")
+    pipeline.pause()
+    with pytest.raises(PipelineStopped, match="paused"):
+        pipeline.run(spark)
+    pipeline.resume()
+    assert pipeline.run(spark).rows == 1
+
+
+def test_two_do_not_run_a_pipeline_at_once(book: Book, spark: SparkSession) -> None:
+    orders(book)
+    book.tables.create("t", JSON_SCHEMA)
+    pipeline = book.pipelines.create("p", into="t", topics="orders", decoder="json")
+    with Turn(book.lake, pipeline.record), pytest.raises(PipelineBusy):
+        pipeline.run(spark)
+    assert pipeline.run(spark).batches == 0
+
+
+def test_one_that_was_frozen_while_another_landed_its_batch_lands_nothing(book: Book, spark: SparkSession) -> None:
+    orders(book)
+    fill(book, 1, 2)
+    book.tables.create("t", JSON_SCHEMA)
+    pipeline = book.pipelines.create("p", into="t", topics="orders", decoder="json")
+
+    overtaken: list[int] = []
+
+    def overtake() -> None:
+        """Let another run the pipeline when this one's turn has run out; once."""
+        if not overtaken:
+            overtaken.append(0)
+            run_sql(book, "UPDATE pipelines SET held_until = 0")
+            overtaken.append(pipeline.run(spark).rows)
+
+    # Its files are written, and it is about to land them.
+    with failpoints.armed("pipeline.written", overtake):
+        report = pipeline.run(spark)
+    assert (report.batches, report.lost, overtaken) == (0, 1, [0, 2])
+    assert ids(book) == [1, 2]
+    assert (pipeline.record.row_count, book.table("t").version) == (2, 1)
+
+
+def test_what_is_not_there_is_told_by_its_name(book: Book, spark: SparkSession) -> None:
+    with pytest.raises(TopicNotFound):
+        book.pipelines.create("p", into="t", topics="orders")
+    orders(book)
+    with pytest.raises(TableNotFound):
+        book.pipelines.create("p", into="t", topics="orders")
+    with pytest.raises(PipelineNotFound):
+        book.pipelines["p"]
+    book.tables.create("t", JSON_SCHEMA)
+    book.pipelines.create("p", into="t", topics="orders", decoder="json")
+    with pytest.raises(PipelineAlreadyExists):
+        book.pipelines.create("p", into="t", topics="orders", decoder="json")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"topics": ()},
+        {"topics": "orders", "tables": "t"},
+        {"sql": "SELECT 1", "function": "a:b"},
+        {"function": "os.system('x')"},
+        {"decoder": "xml"},
+        {"decoder": "avro"},
+        {"decoder": "avro", "schema": "{"},
+        {"decoder": "json", "schema": "id"},
+        {"decoder": "json", "schema": "_source_offset BIGINT"},
+        {"schema": "id BIGINT"},
+        {"bad_records": "drop"},
+        {"dead_letters": "d"},
+        {"batch_records": 0},
+        {"interval": float("nan")},
+        {"target_file_size": True},
+        {"topics": ["orders", "orders"]},
+    ],
+)
+def test_what_cannot_be_a_pipeline_is_refused_and_leaves_nothing(book: Book, options: dict[str, Any]) -> None:
+    orders(book)
+    book.tables.create("t", JSON_SCHEMA)
+    with pytest.raises(InvalidInput):
+        book.pipelines.create("p", into="t", **{"topics": "orders", **options})
+    assert list(book.pipelines) == []
+
+
+def test_what_lies_before_the_first_record_can_be_backfilled_once(book: Book, spark: SparkSession) -> None:
+    orders(book)
+    fill(book, 1, 2, 3)
+    book.tables.create("t", JSON_SCHEMA)
+    pipeline = book.pipelines.create("p", into="t", topics="orders", decoder="json", start="latest")
+    fill(book, 4)
+    pipeline.run(spark)
+    assert ids(book) == [4]
+    report = pipeline.backfill(spark, start=1)
+    assert (report.ranges, report.records, report.replaced) == ({0: (1, 3)}, 2, False)
+    assert ids(book) == [2, 3, 4]
+    with pytest.raises(InvalidPipeline, match="land twice"):
+        pipeline.backfill(spark, start=1, end=3)
+    with pytest.raises(OffsetBeyondWatermark):
+        pipeline.backfill(spark, start=0, end=5)
+    pipeline.backfill(spark)
+    assert ids(book) == [1, 2, 3, 4] and pipeline.backfill(spark).records == 0
+    assert [(item.first, item.next) for item in pipeline.describe().sources] == [(0, 4)]
+
+
+def test_a_backfill_replaces_rows_and_dead_letters_by_their_provenance(book: Book, spark: SparkSession) -> None:
+    orders(book, 2)
+    produce(book, "orders", 0, *lines({"id": 1}), b"{", *lines({"id": 3}), b"{")
+    produce(book, "orders", 1, *lines({"id": 9}), b"}")
+    options: dict[str, Any] = {"provenance": True, "bad_records": "dead_letter", "function": f"{__name__}:changed"}
+    pipeline = book.pipelines.create(
+        "p", into="t", topics="orders", decoder="json", schema=JSON_SCHEMA, spark=spark, **options
+    )
+    pipeline.run(spark)
+    assert ids(book) == [1, 3, 9]
+    CHANGES.append(100)
+    try:
+        report = pipeline.backfill(spark, start={0: 1, 1: "latest"}, end={0: 4, 1: "latest"})
+    finally:
+        CHANGES.clear()
+    assert (report.records, report.rows, report.dead, report.replaced) == (3, 1, 2, True)
+    assert ids(book) == [1, 9, 103]
+    letters = book.table("t_dead_letters").to_arrow().to_pylist()
+    assert sorted((row["partition"], row["offset"]) for row in letters) == [(0, 1), (0, 3), (1, 1)]
+    fill(book, 5)
+    pipeline.run(spark)
+    assert ids(book) == [1, 5, 9, 103]
+
+
+CHANGES: list[int] = []
+
+
+def changed(frame: DataFrame) -> DataFrame:
+    """A transformation that is another one the next time."""
+    return frame.selectExpr(f"id + {sum(CHANGES)} AS id", "name", *PROVENANCE)
