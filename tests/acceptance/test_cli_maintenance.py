@@ -205,6 +205,7 @@ def test_a_round_by_hand_publishes_and_says_so(folder: Path) -> None:
         "iceberg_updater",
         "compactor",
         "snapshotter",
+        "views",
         "janitor",
     }
     assert sorted(done["iceberg_updater"]["published"]) == ["default.orders", "default.visits"]

@@ -8,7 +8,16 @@ from lakebook.errors import InvalidInput
 from lakebook.names import shown
 
 #: Every component there is.
-COMPONENTS = ("topic_publisher", "iceberg_updater", "orchestrator", "snapshotter", "compactor", "janitor")
+COMPONENTS = (
+    "pipelines",
+    "topic_publisher",
+    "iceberg_updater",
+    "orchestrator",
+    "snapshotter",
+    "compactor",
+    "views",
+    "janitor",
+)
 
 #: Numbers of the registry that upkeep brings down.
 OWED = (

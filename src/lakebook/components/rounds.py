@@ -10,8 +10,10 @@ from lakebook.components.compactor import Compactor
 from lakebook.components.janitor import Janitor
 from lakebook.components.names import COMPONENTS, check_components
 from lakebook.components.orchestrator import Orchestrator
+from lakebook.components.pipeline_runner import PipelineRunner
 from lakebook.components.snapshotter import Snapshotter
 from lakebook.components.topic_publisher import TopicPublisher
+from lakebook.components.view_keeper import ViewKeeper
 from lakebook.errors import LakebookError
 from lakebook.lake.lake import Lake
 from lakebook.lake.published import publish_now, publish_pending
@@ -23,7 +25,16 @@ if TYPE_CHECKING:
 
 # The topic publisher first: the others look after what it has put into tables. The janitor last: it removes
 # what the others have retired.
-_ORDER = ("topic_publisher", "orchestrator", "iceberg_updater", "compactor", "snapshotter", "janitor")
+_ORDER = (
+    "pipelines",
+    "topic_publisher",
+    "orchestrator",
+    "iceberg_updater",
+    "views",
+    "compactor",
+    "snapshotter",
+    "janitor",
+)
 _BY_HAND = "by hand"
 
 
@@ -37,11 +48,13 @@ def run_round(
     """Run the named components once, or all; what each has done. One that fails stops no other."""
     wanted = check_components(COMPONENTS if components is None else components)
     runs: Mapping[str, Callable[[], Mapping[str, Any]]] = {
+        "pipelines": lambda: PipelineRunner(lake, spark).run_once(),
         "topic_publisher": lambda: _mirror(lake, table),
         "orchestrator": lambda: _owe(lake, table),
         "iceberg_updater": lambda: _publish(lake, table, progress),
         "compactor": lambda: Compactor(lake, spark).run_once(table),
         "snapshotter": lambda: _keep(lake, table),
+        "views": lambda: {} if table is not None else ViewKeeper(lake, spark).run_once(),
         "janitor": lambda: Janitor(lake).run_once(),
     }
     done: dict[str, Mapping[str, Any]] = {}

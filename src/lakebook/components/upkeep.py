@@ -14,8 +14,10 @@ from lakebook.components.iceberg_updater import IcebergUpdater
 from lakebook.components.janitor import Janitor
 from lakebook.components.names import COMPONENTS, check_components
 from lakebook.components.orchestrator import Orchestrator
+from lakebook.components.pipeline_runner import PipelineRunner
 from lakebook.components.snapshotter import Snapshotter
 from lakebook.components.topic_publisher import TopicPublisher
+from lakebook.components.view_keeper import ViewKeeper
 from lakebook.lake.lake import Lake
 
 if TYPE_CHECKING:
@@ -36,6 +38,8 @@ def make_component(name: str, lake: Lake, spark: Callable[[], SparkSession] | No
         "compactor": lambda: Compactor(lake, spark),
         "janitor": lambda: Janitor(lake),
         "topic_publisher": lambda: TopicPublisher(lake),
+        "views": lambda: ViewKeeper(lake, spark),
+        "pipelines": lambda: PipelineRunner(lake, spark),
     }
     check_components([name])
     return makers[name]()

@@ -139,9 +139,10 @@ def span_of(lower: bytes | None, upper: bytes | None, rows: int | None, nulls: i
         return None
     if lower is None or upper is None:
         return ALWAYS
-    return _milliseconds(lower), _milliseconds(upper)
+    return milliseconds_of(lower), milliseconds_of(upper)
 
 
-def _milliseconds(bound: bytes) -> int:
+def milliseconds_of(bound: bytes) -> int:
+    """The time that a stored bound of timestamps stands for."""
     # Bounds keep the order of values: microseconds with their sign turned round.
     return (int.from_bytes(bound, "big") - _SIGN) // 1000

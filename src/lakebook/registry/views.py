@@ -14,7 +14,7 @@ from lakebook.clock import to_datetime
 from lakebook.errors import ViewAlreadyExists, ViewNotFound
 from lakebook.names import shown
 from lakebook.registry import schema
-from lakebook.registry.freshness import TABLE, TOPIC
+from lakebook.registry.freshness import TABLE, TOPIC, milliseconds_of
 from lakebook.registry.statements import ZERO, Statement, bind, insert_into
 from lakebook.registry.tables import (
     GET_NAMESPACE,
@@ -347,3 +347,38 @@ def last_change(reader: Reader, table_id: int, version: int) -> int | None:
     """The newest version up to one that changed rows; none if none is kept."""
     row = reader.one(LAST_CHANGE, table_id, version)
     return None if row is None or row[0] is None else int(row[0])
+
+
+_g = schema.segments.c
+_b = schema.file_column_stats.c
+_f = schema.table_files.c
+FIRST_OF_TOPIC = Statement(
+    sa.select(sa.func.min(_g.min_timestamp))
+    .select_from(
+        schema.partitions.join(schema.segments, sa.and_(_g.topic_id == _p.topic_id, _g.partition_id == _p.partition_id))
+    )
+    .where(_p.topic_id == bind("of_source"), _g.base_offset >= _p.log_start),
+    "of_source",
+)
+FIRST_OF_TABLE = Statement(
+    sa.select(sa.func.min(_b.lower_bound))
+    .select_from(
+        schema.table_files.join(schema.file_column_stats, sa.and_(_b.table_id == _f.table_id, _b.file_id == _f.id))
+    )
+    .where(_f.table_id == bind("of_source"), _f.to_version.is_(None), _b.field_id == bind("of_field")),
+    "of_source",
+    "of_field",
+)
+
+
+def earliest_time(reader: Reader, view: ViewRecord) -> int | None:
+    """The event time of the oldest rows in the sources of a view, in milliseconds; none if there are none."""
+    found: list[int] = []
+    for source in view.sources:
+        if source.kind == TOPIC:
+            row = reader.one(FIRST_OF_TOPIC, source.id)
+            found += [] if row is None or row[0] is None else [int(row[0])]
+        else:
+            row = reader.one(FIRST_OF_TABLE, source.id, source.field_id)
+            found += [] if row is None or row[0] is None else [milliseconds_of(bytes(row[0]))]
+    return min(found, default=None)

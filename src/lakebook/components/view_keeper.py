@@ -1,0 +1,232 @@
+"""The view keeper builds what is due of views: closed ranges that are missing or stale, as far back as each view says.
+
+It also merges closed minutes to hours and hours to days, and retires ranges whose time is over. Each view is worked
+on by itself: one that fails comes again at ever longer intervals, and stops no other.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from lakebook import forks
+from lakebook.clock import to_datetime
+from lakebook.components.chores import Chores
+from lakebook.components.component import Component
+from lakebook.errors import BuildFailed, LakebookError
+from lakebook.lake.lake import Lake
+from lakebook.pages import PAGE_SIZE
+from lakebook.registry.views import ACTIVE, ViewRecord, earliest_time, list_views, note_failure, note_success
+from lakebook.streams.metadata_store import MetadataStore
+from lakebook.views.definition import definition_of
+from lakebook.views.merging import mergeable
+from lakebook.views.planning import MISSING, RangeSpec
+from lakebook.views.times import INTERVALS
+from lakebook.views.view import View
+
+if TYPE_CHECKING:
+    from lakebook.spark.types import SparkSession
+
+# Seconds between two looks at what is due, and between two looks at what is to be merged and retired.
+_LOOK, _TIDY = 1.0, 60.0
+# Views that are built at once, and ranges of one that are built before it is looked at anew.
+_WORKERS = 4
+_MOST_RANGES = 60
+_LONGEST_PAUSE = 3_600_000
+_BY_HAND = "by hand"
+
+
+class ViewKeeper(Component):
+    """Works by the clock: looks each second which ranges of which views are due, and builds them on Spark."""
+
+    name: ClassVar[str] = "views"
+
+    def __init__(self, lake: Lake, spark: Callable[[], SparkSession] | None = None) -> None:
+        super().__init__(lake)
+        self._spark = spark
+        self._metadata = MetadataStore(lake.registry, lake.store.warehouse.recorded)
+        self._chores = Chores(lake.clock, self.name, lake.metrics)
+        self._chores.add("look", _LOOK, self._look)
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._at_work: dict[int, str] = {}
+        self._tidied: dict[int, float] = {}
+        self._workers: ThreadPoolExecutor | None = None
+        forks.watch(self)
+
+    def after_fork_in_child(self) -> None:
+        """Let go of what is the parent's: its threads, and a lock that one may have held."""
+        self._lock, self._workers, self._at_work = threading.RLock(), None, {}
+        self._changed = threading.Condition(self._lock)
+
+    # --- life ------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to look what is due."""
+        with self._lock:
+            if self._workers is None:
+                self._workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="lakebook-view-keeper")
+        self._chores.start()
+
+    def stop(self) -> None:
+        """End that; ranges that are being built are waited for."""
+        self._chores.stop()
+        with self._lock:
+            workers, self._workers = self._workers, None
+        if workers is not None:
+            workers.shutdown(wait=True, cancel_futures=True)
+        with self._lock:
+            self._at_work.clear()
+
+    def status(self) -> Mapping[str, Any]:
+        """Which views it works on, which fail, and when those are tried again."""
+        with self._lock:
+            at_work = sorted(self._at_work.values())
+        failing = [view for view in self._views() if view.failures]
+        return {
+            "spark": "none was given: nothing is built" if self._spark is None else "given",
+            "at_work": at_work,
+            "failing": [
+                {
+                    "view": view.name,
+                    "failures": view.failures,
+                    "error": view.last_error,
+                    "again": None if view.retry_at is None else view.retry_at.isoformat(timespec="seconds"),
+                }
+                for view in failing
+            ],
+            **self._chores.status(),
+        }
+
+    def wait_for(self, condition: Callable[[], bool], timeout: float) -> bool:
+        """Wait until something is so after a view was worked on; whether it is."""
+        with self._changed:
+            return self._changed.wait_for(condition, timeout)
+
+    # --- by the clock ----------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Give every active view that has something to do to a worker, unless one has it already."""
+        if self.paused() is not None:
+            return
+        now = self.lake.clock.now_ms()
+        for view in self._views():
+            waits = view.retry_at is not None and view.retry_at > to_datetime(now)
+            if view.state != ACTIVE or waits or not (self._due(view, now) or self._is_untidy(view)):
+                continue
+            with self._lock:
+                if self._workers is None:
+                    return
+                if view.id not in self._at_work:
+                    self._at_work[view.id] = view.name
+                    self._workers.submit(self._work, view)
+
+    def _is_untidy(self, view: ViewRecord) -> bool:
+        return self.lake.clock.monotonic() - self._tidied.get(view.id, float("-inf")) >= _TIDY
+
+    def _work(self, view: ViewRecord) -> None:
+        try:
+            self._keep(view, "by the clock")
+        except Exception as error:  # noqa: BLE001 - written down; the others go on
+            self._note_failure(view, error)
+        finally:
+            with self._changed:
+                self._at_work.pop(view.id, None)
+                self._changed.notify_all()
+
+    def _note_failure(self, view: ViewRecord, error: Exception) -> None:
+        pause = min(_LONGEST_PAUSE, 1000 * 2 ** min(view.failures, 30))
+        text = str(error) if isinstance(error, LakebookError) else f"{type(error).__name__}: {error}"
+        try:
+            self.lake.registry.write(lambda transaction: note_failure(transaction, view, text[:2000], pause))
+        except LakebookError:
+            return  # It is tried again at once, which does no harm.
+
+    # --- by hand ---------------------------------------------------------------------
+
+    def run_once(self) -> Mapping[str, Any]:
+        """Do for every active view what is due, now and in this thread."""
+        done: dict[str, Any] = {}
+        failed: dict[str, str] = {}
+        for view in self._views():
+            if view.state != ACTIVE or self.paused() is not None:
+                continue
+            self._tidied.pop(view.id, None)
+            try:
+                done[view.name] = self._keep(view, _BY_HAND)
+            except LakebookError as error:
+                self._note_failure(view, error)
+                failed[view.name] = str(error)
+        return {"views": done, "failed": failed}
+
+    # --- the work --------------------------------------------------------------------
+
+    def _views(self) -> Iterator[ViewRecord]:
+        after = ""
+        while page := self.lake.registry.read_with(lambda reader: list_views(reader, after, PAGE_SIZE)):  # noqa: B023
+            yield from page
+            after = page[-1].name
+
+    def _due(self, view: ViewRecord, now: int) -> list[tuple[str, RangeSpec]]:
+        """The closed ranges that are missing or stale, not before there is anything in the sources."""
+        if self._spark is None:
+            return []
+        definition = definition_of(view)
+        end = now // definition.width * definition.width
+        begin = now - round(definition.looks_back * 1000)
+        if begin >= end:
+            return []
+        shown = View(self.lake, self._metadata, view)
+        specs = [
+            (name, spec)
+            for name in definition.instances
+            for spec in shown.plan(to_datetime(begin), to_datetime(end), instance=name)
+            if spec.is_due() and spec.end <= now
+        ]
+        if any(spec.state == MISSING for _, spec in specs):
+            first = self.lake.registry.read_with(lambda reader: earliest_time(reader, view))
+            specs = [
+                (name, spec)
+                for name, spec in specs
+                if spec.state != MISSING or (first is not None and spec.end > first)
+            ]
+        return specs[:_MOST_RANGES]
+
+    def _keep(self, view: ViewRecord, reason: str) -> Mapping[str, Any]:
+        """Build, merge and retire what is due of one view; what was done."""
+        done: dict[str, Any] = {}
+        shown = View(self.lake, self._metadata, view)
+        specs = self._due(view, self.lake.clock.now_ms())
+        if specs and self._spark is not None:
+            with self.journal.work("materialize", reason) as entry:
+                built = shown.build(self._spark(), view, specs)
+                done = {"view": view.name, "built": built.built, "empty": built.empty, "rows": built.rows}
+                entry.detail.update(done)
+                if built.failed:
+                    (where, why), *others = built.failed.items()
+                    raise BuildFailed(f"{where} and {len(others)} other ranges failed ({why})", on=view.shown)
+        if self._is_untidy(view):
+            self._tidied[view.id] = self.lake.clock.monotonic()
+            done |= self._tidy(shown, view, reason)
+        if view.failures:
+            self.lake.registry.write(lambda transaction: note_success(transaction, view))
+        return done
+
+    def _tidy(self, shown: View, view: ViewRecord, reason: str) -> dict[str, Any]:
+        with self.journal.work("tidy", reason) as entry:
+            now = self.lake.clock.now_ms()
+            merged = 0
+            for into in ("hour", "day"):
+                closed = now // INTERVALS[into] * INTERVALS[into]
+                for name in definition_of(view).instances if self._spark is not None else ():
+                    # Spark is not started for nothing.
+                    if mergeable(self.lake, view, name, into, closed):
+                        assert self._spark is not None
+                        done = shown.merge_partitions(self._spark(), into, instance=name, before=to_datetime(closed))
+                        merged += sum(item.replaced for item in done)
+            found = {"merged": merged, "retired": shown.retire_expired_partitions()}
+            entry.detail.update({"view": view.name, **found})
+            entry.worth_noting = any(found.values())
+        return found
