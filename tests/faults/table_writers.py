@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -33,6 +33,9 @@ from lakebook.lake.table import PinnedTable, Table
 from lakebook.registry import table_files
 from lakebook.registry.table_files import NewFile, PlannedFile, TableChange
 from lakebook.registry.tables import TableRecord
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 TABLE, SCHEMA = "numbers", "batch BIGINT, number BIGINT"
 #: Rows of a batch; a batch is there as a whole, or not at all.
@@ -68,7 +71,7 @@ FOOTER_POINTS = ("footers.upgraded",)
 
 _forks = get_context("forkserver")
 _forks.set_forkserver_preload(
-    ["lakebook.lake.tables", "lakebook.lake.cleaning", "lakebook.lake.checking", "psycopg", "pysqlite3"]
+    ["lakebook.lake.tables", "lakebook.lake.cleaning", "lakebook.lake.checking", "psycopg", "pysqlite3", "pyspark.sql"]
 )
 
 
@@ -588,16 +591,62 @@ def verify_until_stopped(line: Line, target: str, settings: dict[str, Any]) -> N
 # --- Spark ---------------------------------------------------------------------
 
 
-def main(target: str, settings: str) -> None:
-    """Insert a batch with Spark; a failpoint ends the process on the way."""
+def _frame(spark: SparkSession, *batches: int) -> DataFrame:
+    return spark.createDataFrame(rows_of(*batches).to_pylist(), SCHEMA)
+
+
+#: What is done with Spark to a table that has the batches 0 and 1 in one file.
+WITH_SPARK: dict[str, Callable[[Table, Any], Any]] = {
+    "insert": lambda table, spark: table.insert(_frame(spark, 2)),
+    "overwrite": lambda table, spark: table.overwrite(_frame(spark, 2), where="batch = 1"),
+    "delete": lambda table, spark: table.delete("batch = 1", spark=spark),
+    "replace": lambda table, spark: table.replace([file.file_path for file in table.plan()], table.read(spark)),
+}
+#: What a driver needs that has next to nothing to do, and is not worth being compiled well.
+_QUICK = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+
+
+def change_with_spark(line: Line, target: str, settings: dict[str, Any], act: str, gateway: tuple[int, str]) -> None:
+    """Change the table through a Spark that another process has started; a failpoint ends this one on the way."""
+    with lakebook.open(target, **settings) as book:
+        spark = joined(*gateway)
+        line.tell("ready")
+        WITH_SPARK[act](book.table(TABLE), spark)
+        line.tell("done")
+
+
+def joined(port: int, secret: str) -> SparkSession:
+    """The session of a JVM that another process has started: to start one takes longer than all that it does."""
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+    from pyspark.sql import SparkSession
+
+    os.environ |= {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
+    gateway = launch_gateway()
+    jvm: Any = gateway.jvm
+    context = jvm.JavaSparkContext(jvm.org.apache.spark.SparkContext.getOrCreate())
+    conf = SparkConf(_jvm=jvm, _jconf=context.getConf())
+    return SparkSession(SparkContext(gateway=gateway, jsc=context, conf=conf))
+
+
+def host() -> None:
+    """Start a Spark for others, say how to reach it, and keep it until nobody reads or writes any more."""
     from lakebook.spark.session import spark_session
 
-    # It does next to nothing, and is not worth being compiled well.
-    options = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+    spark = spark_session("killed", master="local[1]", **_QUICK)
+    parameters = spark.sparkContext._gateway.gateway_parameters
+    print(json.dumps([parameters.port, parameters.auth_token]), flush=True)  # noqa: T201 - this is what it is for
+    sys.stdin.read()
+
+
+def main(target: str, settings: str) -> None:
+    """Insert a batch with a Spark of its own, which ends with it; a failpoint ends the process on the way."""
+    from lakebook.spark.session import spark_session
+
     with lakebook.open(target, **json.loads(settings)) as book:
-        spark = spark_session("killed", master="local[1]", **options)
-        book.table(TABLE).insert(spark.createDataFrame(rows_of(1).to_pylist(), SCHEMA))
+        spark = spark_session("killed", master="local[1]", **_QUICK)
+        WITH_SPARK["insert"](book.table(TABLE), spark)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*sys.argv[1:]) if sys.argv[1:] else host()

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ import mirror_processes
 import outside_writers
 import producing
 import table_writers
+import view_processes
 import writers
 from books import POSTGRESQL, SQLITE, Place
 from compacting import by_arrow
@@ -40,6 +42,7 @@ from table_writers import (
     TABLE,
     Child,
     add_given_files,
+    change_with_spark,
     compact_once,
     create_table,
     kill_all,
@@ -136,26 +139,93 @@ def test_files_that_were_being_added_when_the_process_was_killed_stay_and_can_be
     check_that_only_what_counts_is_left(place)
 
 
-# Each costs the start of a Spark.
-@pytest.mark.parametrize("point", table_writers.SPARK_POINTS)
-def test_an_insert_with_spark_killed_at_each_failpoint_leaves_nothing(
-    make_place: Callable[..., Place], point: str
-) -> None:
-    place = make_place(SQLITE)
-    book = place.open()
-    create_table(book)
-    child = subprocess.Popen(
-        [sys.executable, table_writers.__file__, place.target, json.dumps(IMPATIENT)],
+def run_writers(*words: str, points: str = "", **pipes: Any) -> subprocess.Popen[str]:
+    """The writers as a program, which has a Spark of its own."""
+    return subprocess.Popen(
+        [sys.executable, table_writers.__file__, *words],
         env={
             **os.environ,
-            "LAKEBOOK_FAILPOINTS": f"{point}=kill@1",
+            "LAKEBOOK_FAILPOINTS": points,
             # What pytest finds by its own settings.
             "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]),
         },
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        **pipes,
+    )
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[tuple[int, str]]:
+    """How to reach a Spark that outlives those who are killed while they use it."""
+    host = run_writers(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert host.stdout is not None
+    port, secret = json.loads(host.stdout.readline())
+    yield port, secret
+    host.communicate()
+
+
+# Each at each point, and both databases with each.
+CHANGES = [
+    (act, kind, point, (SQLITE, POSTGRESQL)[(number + place) % 2])
+    for number, (act, kind) in enumerate(
+        [
+            ("insert", "json"),
+            ("insert", "parquet"),
+            ("overwrite", "parquet"),
+            ("delete", "parquet"),
+            ("replace", "parquet"),
+        ]
+    )
+    for place, point in enumerate(table_writers.SPARK_POINTS)
+]
+
+
+@pytest.mark.parametrize(("act", "kind", "point", "database"), CHANGES)
+def test_a_change_with_spark_killed_at_each_failpoint_leaves_nothing(
+    make_place: Callable[..., Place],
+    tmp_path: Path,
+    gateway: tuple[int, str],
+    act: str,
+    kind: str,
+    point: str,
+    database: str,
+) -> None:
+    place = with_own_warehouse(make_place(database), tmp_path)
+    book = place.open()
+    table = book.tables.create(TABLE, SCHEMA, format=kind)
+    if kind == "parquet":
+        table.insert_arrow(rows_of(0, 1))
+    before, batches, version = objects_of(book), batches_of(book), table.version
+    child = Child(
+        change_with_spark,
+        place.target,
+        {**place.settings, **IMPATIENT},
+        act,
+        gateway,
+        points=f"{point}=kill@1",
+    )
+    assert list(child.facts()) == [("ready",)]
+    assert child.end() == -signal.SIGKILL
+    # Of JSON nothing is staged before it is written.
+    assert (objects_of(book) > before) == ((kind, point) != ("json", "insert.staged"))
+    checked = book.verify()
+    assert checked.ok, checked.findings
+    assert (batches_of(book), table.version) == (batches, version)
+    check_that_only_what_counts_is_left(place)
+    assert (batches_of(book), objects_of(book)) == (batches, before)
+
+
+def test_an_insert_whose_spark_is_killed_with_it_leaves_nothing(make_place: Callable[..., Place]) -> None:
+    place = make_place(SQLITE)
+    book = place.open()
+    create_table(book)
+    child = run_writers(
+        place.target,
+        json.dumps(IMPATIENT),
+        points="insert.written=kill@1",
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
     )
     _, said = child.communicate(timeout=280)
     # The virtual machine may outlive its Python for a moment.
@@ -229,4 +299,5 @@ def test_every_failpoint_is_swept() -> None:
         *merge_processes.POINTS,
     }
     swept |= {*mirror_processes.POINTS, *producing.POINTS, producing.UPLOAD, *batch_processes.POINTS}
+    swept |= {*view_processes.POINTS}
     assert swept | migrations == set(failpoints.POINTS)
