@@ -1,4 +1,4 @@
-"""Everything at once on one topic: producers, consumers of one group, retention and merging, and children killed."""
+"""Everything at once: producers, consumers of one group, retention, leases and merging, and children killed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,20 @@ import pytest
 from books import POSTGRESQL, SQLITE, Place
 from lakebook import Book
 from lakebook.components.janitor import Janitor
-from stream_processes import BUSY, GROUP, PARTITIONS, TOPIC, consume, create_topic, drain, look_after, produce
+from stream_processes import (
+    BUSY,
+    FLEETING,
+    GROUP,
+    PARTITIONS,
+    TOPIC,
+    consume,
+    create_topics,
+    drain,
+    follow,
+    look_after,
+    produce,
+    tick,
+)
 from table_facts import objects_of, with_own_warehouse
 from table_writers import Child, kill_all
 
@@ -108,9 +121,15 @@ class Scene:
         self._choose = random.Random(7)
         self._lives = 0
         self.kills = 0
+        #: Segments that were merged; records of the fleeting topic that were read, and how often it was overtaken.
+        self.merged = self.followed = self.overtaken = 0
         self.producers = [self._producer() for _ in range(PRODUCERS)]
         self.consumers = [self._consumer() for _ in range(CONSUMERS)]
-        self.janitor = Child(look_after, self._target, self._settings)
+        self.janitor = self._start(look_after)
+        self.clock, self.follower = self._start(tick), self._start(follow)
+
+    def _start(self, program: Callable[..., None]) -> Child:
+        return Child(program, self._target, self._settings)
 
     def _producer(self) -> Child:
         self._lives += 1
@@ -136,8 +155,17 @@ class Scene:
             self._hear(child, self._account.take)
         for reader in self.consumers:
             self._hear(reader.child, lambda *fact, own=reader: own.take(self._account, *fact))
+        self._hear(self.follower, self._note)
         while self.janitor.connection.poll(0.01):
-            self.janitor.hear()
+            self._note(*self.janitor.hear())
+
+    def _note(self, kind: str, *rest: Any) -> None:
+        """One thing that the janitor or the reader of the fleeting topic has told."""
+        if kind == "round":
+            self.merged += rest[0]
+        elif kind == "passed":
+            self.followed += rest[0]
+            self.overtaken += rest[1]
 
     @staticmethod
     def _hear(child: Child, take: Callable[..., None]) -> None:
@@ -145,14 +173,17 @@ class Scene:
             take(*child.hear())
 
     def _replace_one(self) -> None:
-        what = self._choose.choice(("producer", "producer", "consumer", "consumer", "leaver", "janitor"))
+        what = self._choose.choice(("producer", "producer", "consumer", "consumer", "leaver", "janitor", "follower"))
         if what == "producer":
             number = self._choose.randrange(PRODUCERS)
             self._end(self.producers[number], self._account.take)
             self.producers[number] = self._producer()
         elif what == "janitor":
-            self._end(self.janitor, lambda *fact: None)
-            self.janitor = Child(look_after, self._target, self._settings)
+            self._end(self.janitor, self._note)
+            self.janitor = self._start(look_after)
+        elif what == "follower":
+            self._end(self.follower, self._note)
+            self.follower = self._start(follow)
         else:
             number = self._choose.randrange(CONSUMERS)
             reader = self.consumers[number]
@@ -181,13 +212,14 @@ class Scene:
             reader.child.stop()
         for reader in self.consumers:
             self._end(reader.child, lambda *fact, own=reader: own.take(self._account, *fact), killed=False)
-        self.janitor.stop()
-        self._end(self.janitor, lambda *fact: None, killed=False)
+        for child in (self.clock, self.follower, self.janitor):
+            child.stop()
+            self._end(child, self._note, killed=False)
 
 
 def test_every_acknowledged_record_is_read_whoever_is_killed(place: Place, soak: Callable[[str], None]) -> None:
     book = place.open(**BUSY)
-    create_topic(book)
+    create_topics(book)
     account = Account()
     scene = Scene(place, account)
     scene.work(SECONDS)
@@ -198,12 +230,15 @@ def test_every_acknowledged_record_is_read_whoever_is_killed(place: Place, soak:
     assert len(partitions) == PARTITIONS
     assert all(part.lag == 0 for part in book.metadata.lag(GROUP, TOPIC))
     assert sum(part.log_start for part in partitions) > 0, "retention has removed nothing"
+    assert scene.merged > 0, "nothing was merged"
+    assert scene.followed > 0 and scene.overtaken > 0, "retention was never ahead of one who read"
     check_sound(book)
     soak(
         f"streams on {place.kind}, {SECONDS:.0f} s: {len(account.bound)} lives of {PRODUCERS} producers,"
-        f" {CONSUMERS} consumers of one group, {scene.kills} kills; {len(account.acknowledged)} records acknowledged,"
-        f" all read, {account.reads - len(account.read)} of them more than once; offsets gapless, in order;"
-        " verify found nothing"
+        f" {CONSUMERS} consumers of one group, {scene.kills} kills; {len(account.acknowledged):,} records acknowledged,"
+        f" all read, {account.reads - len(account.read):,} of them more than once; offsets gapless, in order;"
+        f" {scene.merged:,} segments merged; {scene.followed:,} records of another topic read under leases, at"
+        f" {scene.overtaken:,} looks behind its log start, none missing; verify found nothing"
     )
 
 
@@ -217,6 +252,7 @@ def check_sound(book: Book) -> None:
         if found.ok and not found.unfinished:
             break
         assert found.ok and time.monotonic() < deadline, (found.findings, found.unfinished)
-    segments = {item.s3_key for part in range(PARTITIONS) for item in book.metadata.get_segments(TOPIC, part)}
+    places = [(FLEETING, 0), *((TOPIC, number) for number in range(PARTITIONS))]
+    segments = {item.s3_key for place in places for item in book.metadata.each_segment(*place)}
     there = set(objects_of(book))
     assert segments <= there
