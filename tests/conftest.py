@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import soak_record
 from books import MEMORY, POSTGRESQL, SQLITE, Place, Postgres
 from lakebook import Book
 
@@ -73,24 +73,33 @@ def book(place: Place) -> Book:
     return place.open()
 
 
+# --- what the long tests found -----------------------------------------------------
+
+SOAK = "soak"
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record-soak", metavar="FILE", help="write what the long fault tests found to FILE")
 
 
 @pytest.fixture
 def soak(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Records the outcome of a long test, where it was asked for."""
-    lines: list[str] = request.config.stash.setdefault(SOAK, [])
-    return lines.append
+    """Reports what a long test has found: at the end of the run, and in the file that was asked for."""
+    # A property of the test: it comes with its report, also from another process.
+    return lambda line: request.node.user_properties.append((SOAK, line))
 
 
-SOAK: pytest.StashKey[list[str]] = pytest.StashKey()
-
-
-def pytest_terminal_summary(config: pytest.Config, exitstatus: int) -> None:
-    file = config.getoption("--record-soak")
-    if file and exitstatus == 0:
-        lines = config.stash.get(SOAK, [])
-        today = datetime.now(UTC).date().isoformat()
-        text = "".join(f"- {line}\n" for line in lines)
-        Path(file).write_text(f"# The last soak\n\n`make soak`, {today}:\n\n{text}", encoding="utf-8")
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config) -> None:
+    found: dict[str, list[str]] = {}
+    for report in terminalreporter.getreports("passed"):
+        lines = [value for name, value in report.user_properties if name == SOAK]
+        if report.when == "call" and lines:
+            found.setdefault(report.nodeid.partition("::")[0], []).extend(lines)
+    if found:
+        terminalreporter.section("what the long tests found")
+        for file in sorted(found):
+            for line in found[file]:
+                terminalreporter.write_line(f"- {line}")
+    record = config.getoption("--record-soak")
+    if record and exitstatus == 0:
+        soak_record.update(Path(record), found)
