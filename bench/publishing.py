@@ -50,6 +50,7 @@ _MOST_SNAPSHOTS = 20
 _IDLE, _FEW_IDLE = 10, 3
 _MOST_LAG = 2.0
 _LOOK_EVERY = 0.002
+_PATIENCE = 60.0
 _MODES = ("off", "async", "sync")
 _TURNS, _FEW_TURNS = 300, 50
 _ROUNDS, _FEW_ROUNDS = 8, 2
@@ -64,6 +65,7 @@ def measure(ground: Ground, asked: Asked, say: Say) -> Iterator[Result]:
     """Snapshots one by one, then in the background, then all of a very large table at once."""
     yield from _one_by_one(ground, asked, say)
     yield from _burst(ground, asked, say)
+    yield from _looked_after(ground, asked, say)
     yield from _modes(ground, asked, say)
     yield from _large(ground, asked, say)
 
@@ -224,15 +226,32 @@ def _burst(ground: Ground, asked: Asked, say: Say) -> Iterator[Result]:
         below = _MOST_SNAPSHOTS + 1
         yield Result("snapshots of a burst of inserts", kind, number, made, None, "snapshots", below=below)
         yield Result("a burst, until it is published, beside inserted", kind, number, published, inserted, "s")
-        lags = []
-        idle = _FEW_IDLE if asked.quick else _IDLE
-        for count in range(idle):
-            say("publishing: idle", count, idle)
-            table.insert_arrow(data)
-            lags.append(_await_published(table))
-        name = "from an insert's return to its snapshot, idle"
-        yield Result(f"p50 {name}", kind, number, median(lags), None, "s")
-        yield Result(f"most {name}", kind, number, max(lags), None, "s", below=_MOST_LAG)
+        yield from _lags(table, data, "idle", kind, asked, say)
+
+
+def _looked_after(ground: Ground, asked: Asked, say: Say) -> Iterator[Result]:
+    """The same by the Iceberg updater: a writer leaves its snapshots to whoever looks after the tables."""
+    data = rows(ROWS)
+    with ground.new(asked.published, "kept") as place:
+        book = place.open(publish="async")
+        table = book.tables.create("t", data.schema)
+        with book.running(spark=None) as upkeep:
+            if not (upkeep.wait_active(_PATIENCE) and upkeep.wait_idle(_PATIENCE)):
+                raise RuntimeError("nobody looks after the tables")
+            _await_published(table)
+            yield from _lags(table, data, "idle, by the updater", ground.kind, asked, say)
+
+
+def _lags(table: Table, data: pa.Table, how: str, kind: str, asked: Asked, say: Say) -> Iterator[Result]:
+    lags = []
+    idle = _FEW_IDLE if asked.quick else _IDLE
+    for count in range(idle):
+        say(f"publishing: {how}", count, idle)
+        table.insert_arrow(data)
+        lags.append(_await_published(table))
+    name = f"from an insert's return to its snapshot, {how}"
+    yield Result(f"p50 {name}", kind, asked.published, median(lags), None, "s")
+    yield Result(f"most {name}", kind, asked.published, max(lags), None, "s", below=_MOST_LAG)
 
 
 def _pointer(table: Table) -> Pointer:
