@@ -20,6 +20,7 @@ import batch_processes
 import merge_processes
 import mirror_processes
 import outside_writers
+import pipeline_processes
 import producing
 import table_writers
 import view_processes
@@ -299,5 +300,5 @@ def test_every_failpoint_is_swept() -> None:
         *merge_processes.POINTS,
     }
     swept |= {*mirror_processes.POINTS, *producing.POINTS, producing.UPLOAD, *batch_processes.POINTS}
-    swept |= {*view_processes.POINTS}
+    swept |= {*view_processes.POINTS, *pipeline_processes.POINTS}
     assert swept | migrations == set(failpoints.POINTS)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import fastavro
 import pytest
+from click.testing import CliRunner
 from pyspark.sql import DataFrame, SparkSession
 
 from lake import run_sql
 from lakebook import Book, failpoints
+from lakebook.cli.main import cli
 from lakebook.errors import (
     InvalidInput,
     InvalidPipeline,
@@ -485,3 +489,64 @@ CHANGES: list[int] = []
 def changed(frame: DataFrame) -> DataFrame:
     """A transformation that is another one the next time."""
     return frame.selectExpr(f"id + {sum(CHANGES)} AS id", "name", *PROVENANCE)
+
+
+def test_the_command_line_runs_and_backfills(book: Book, spark: SparkSession, tmp_path: Path) -> None:
+    orders(book)
+    fill(book, 1, 2)
+    book.tables.create("t", JSON_SCHEMA)
+    book.pipelines.create("p", into="t", topics="orders", decoder="json", start="latest")
+    fill(book, 3)
+
+    def command(*arguments: str) -> Any:
+        done = CliRunner().invoke(cli, ["--book", str(tmp_path / "book"), "pipelines", *arguments, "--json"])
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)
+
+    assert command("run", "p")["rows"] == 1
+    assert command("backfill", "p", "--from", "1")["rows"] == 1
+    assert ids(book) == [2, 3]
+
+
+def test_a_pipeline_that_runs_on_and_on_ends_when_it_is_told_to(book: Book, spark: SparkSession) -> None:
+    orders(book)
+    fill(book, 1)
+    book.tables.create("t", JSON_SCHEMA)
+    pipeline = book.pipelines.create("p", into="t", topics="orders", decoder="json")
+    stop, told = threading.Event(), []
+
+    def hear(report: Any) -> None:
+        told.append(report.rows)
+        if len(told) == 2:
+            stop.set()
+        else:
+            fill(book, 2, 3)
+
+    pipeline.follow(spark, interval=3600.0, records=2, stop=stop, told=hear)
+    assert told == [1, 2] and ids(book) == [1, 2, 3]
+
+
+def test_the_daemon_runs_pipelines_with_an_interval_and_one_that_fails_stops_no_other(
+    book: Book, spark: SparkSession
+) -> None:
+    orders(book)
+    fill(book, 1, 2)
+    book.tables.create("t", JSON_SCHEMA)
+    book.tables.create("u", JSON_SCHEMA)
+    options: dict[str, Any] = {"topics": "orders", "decoder": "json", "schema": JSON_SCHEMA, "interval": 0.1}
+    failing = book.pipelines.create("a", into="u", function=f"{__name__}:summed", **options)
+    book.pipelines.create("b", into="t", **options)
+    idle = book.pipelines.create("c", into="u", topics="orders", decoder="json")
+    landed = threading.Event()
+    with (
+        failpoints.armed("pipeline.landed", landed.set),
+        book.running(spark=spark, components=["pipelines"]) as upkeep,
+    ):
+        assert upkeep.wait_active(60)
+        assert landed.wait(60)
+    assert ids(book) == [1, 2]
+    assert failing.record.failures > 0 and idle.record.last_batch == 0
+    (noted,) = [item for item in book.maintenance_history(component="pipelines") if item.outcome == "done"]
+    assert noted.detail["pipeline"] == "b" and noted.detail["rows"] == 2
+    done = book.maintain(["pipelines"], spark=spark)["pipelines"]["pipelines"]
+    assert done["b"] == "nothing to do" and done["a"].startswith("error")

@@ -1,0 +1,72 @@
+"""`lakebook pipelines`, without Spark where it is not needed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import lakebook
+from lakebook.cli.main import cli
+from streaming import produce
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> str:
+    with lakebook.open(tmp_path / "book", publish="off") as book:
+        book.topics.create("clicks")
+        produce(book, "clicks", 0, *[json.dumps({"id": number}) for number in range(5)])
+        book.tables.create("t", "id BIGINT NOT NULL")
+    return str(tmp_path / "book")
+
+
+def run(target: str, *arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["--book", target, "pipelines", *arguments], catch_exceptions=False)
+
+
+def read(target: str, *arguments: str) -> Any:
+    done = run(target, *arguments, "--json")
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+CREATE = ("create", "p", "--from", "clicks", "--into", "t", "--decoder", "json", "--no-check")
+
+
+def test_a_pipeline_is_made_listed_shown_paused_and_deleted(target: str) -> None:
+    assert "5 record(s) behind" in run(target, *CREATE).stdout
+    (listed,) = read(target, "list")
+    assert (listed["name"], listed["state"], listed["lag"]) == ("p", "active", 5)
+    assert "clicks" in run(target, "list").stdout
+    shown = read(target, "show", "p")
+    assert shown["sources"][0]["next"] == 0 and shown["last_batches"] == []
+    assert "transformation" in run(target, "show", "p").stdout
+    assert read(target, "pause", "p")["state"] == "paused"
+    assert read(target, "show", "p")["state"] == "paused"
+    assert read(target, "resume", "p")["state"] == "active"
+    assert run(target, "delete", "p").exit_code == 1
+    assert read(target, "delete", "p", "--yes") == {"deleted": "p"}
+    assert read(target, "list") == []
+
+
+def test_what_is_wrong_is_one_line_and_exit_code_one(target: str) -> None:
+    for arguments in (("show", "none"), ("create", "p", "--from", "none", "--into", "t", "--no-check")):
+        done = run(target, *arguments)
+        assert done.exit_code == 1 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    run(target, *CREATE)
+    assert "pipeline_already_exists" in run(target, *CREATE, "--json").stderr
+
+
+def test_pipelines_are_declared_in_the_configuration_file(target: str) -> None:
+    file = Path(target) / "lakebook.toml"
+    file.write_text('[pipelines.declared]\nfrom = "clicks"\ninto = "t"\ndecoder = "json"\ninterval = 5.0\n')
+    assert read(target, "apply", "--no-check") == {"created": ["declared"], "unchanged": []}
+    assert read(target, "apply", "--no-check") == {"created": [], "unchanged": ["declared"]}
+    assert read(target, "show", "declared")["definition"]["interval"] == 5.0
+    file.write_text('[pipelines.wrong]\nfrom = "clicks"\ninto = "t"\ndecodr = "json"\n')
+    assert "decodr" in run(target, "apply", "--no-check").stderr
+    file.write_text("pipelines = 3\n")
+    assert "[pipelines.NAME]" in run(target, "apply", "--no-check").stderr
