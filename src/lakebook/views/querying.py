@@ -103,11 +103,12 @@ class Queries:
         definition = view.definition
         now = self._lake.clock.now_ms()
         begin = max(_moments(comparisons, definition.event_time, _FROM), default=None)
-        ends = min(_moments(comparisons, definition.event_time, ("<", "<=", "=")), default=None)
+        ends = [to_ms(moment) for moment in _moments(comparisons, definition.event_time, ("<",))]
+        ends += [to_ms(moment) + 1 for moment in _moments(comparisons, definition.event_time, ("<=", "="))]
         built = [item.begin for item in view.list_partitions()]
         width = INTERVALS[definition.interval]
         first = begin or min([*built, to_datetime(now - round(definition.looks_back * 1000))])
-        last = min(to_datetime(now + width), to_datetime(now) if ends is None else to_datetime(to_ms(ends) + 1))
+        last = to_datetime(min([now + width, *(ends or [now])]))
         if first < last:
             view.materialize(spark, first, last)
 
