@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from lakebook.streams.consumer import Consumer
     from lakebook.streams.producer import Producer
     from lakebook.streams.records import Record
+    from lakebook.views.view import Materialized, View
+    from lakebook.views.views import Views
 
 # Loaded when they are first asked for: whoever uses streams alone need not wait for Arrow and PyIceberg.
 _LAZY = {
@@ -47,6 +49,7 @@ _LAZY = {
     "Cleaner": "lakebook.lake.cleaning",
     "Consumer": "lakebook.streams.consumer",
     "InsertReport": "lakebook.lake.inserting",
+    "Materialized": "lakebook.views.view",
     "PendingReport": "lakebook.lake.published",
     "PinnedTable": "lakebook.lake.table",
     "Plan": "lakebook.lake.planning",
@@ -57,6 +60,8 @@ _LAZY = {
     "Table": "lakebook.lake.table",
     "TableDescription": "lakebook.lake.table",
     "Tables": "lakebook.lake.tables",
+    "View": "lakebook.views.view",
+    "Views": "lakebook.views.views",
     "spark_session": "lakebook.spark.session",
 }
 
@@ -85,6 +90,7 @@ __all__ = [
     "GroupState",
     "InsertReport",
     "LakebookError",
+    "Materialized",
     "MetadataStore",
     "OffsetCommit",
     "OffsetReset",
@@ -107,6 +113,8 @@ __all__ = [
     "Topic",
     "TopicConfig",
     "TransientError",
+    "View",
+    "Views",
     "open",
     "spark_session",
 ]

@@ -13,11 +13,11 @@ from lakebook import errors
 PUBLIC = {
     "Acknowledgement", "AppendResult", "AppendTurn", "Appender", "Book", "Cleaner", "Consumer", "ConsumerGroup",
     "ConsumerOffset", "Cursor",
-    "Event", "EventBatch", "GroupState", "InsertReport", "LakebookError", "MetadataStore", "OffsetCommit",
-    "OffsetReset", "Page", "Partition", "PartitionLag", "PendingReport", "PinnedTable", "Plan", "Producer",
+    "Event", "EventBatch", "GroupState", "InsertReport", "LakebookError", "Materialized", "MetadataStore",
+    "OffsetCommit", "OffsetReset", "Page", "Partition", "PartitionLag", "PendingReport", "PinnedTable", "Plan", "Producer",
     "PublishReport", "Record",
     "SegmentInfo", "SnapshotRecord", "Table", "TableDescription", "Tables", "TemporaryFile", "TerminalError",
-    "Topic", "TopicConfig", "TransientError", "open", "spark_session",
+    "Topic", "TopicConfig", "TransientError", "View", "Views", "open", "spark_session",
 }  # fmt: skip
 
 SPECIFIED = {
