@@ -634,7 +634,8 @@ def host() -> None:
     from lakebook.spark.session import spark_session
 
     spark = spark_session("killed", master="local[1]", **_QUICK)
-    parameters = spark.sparkContext._gateway.gateway_parameters
+    gateway: Any = spark.sparkContext._gateway
+    parameters = gateway.gateway_parameters
     print(json.dumps([parameters.port, parameters.auth_token]), flush=True)  # noqa: T201 - this is what it is for
     sys.stdin.read()
 

@@ -47,6 +47,7 @@ from spark.sessions import ROWS as MANY
 from spark.sessions import TABLE
 
 PROGRAM = Path(__file__).parent / "sessions.py"
+CLUSTER = Path(__file__).parent / "cluster.py"
 COLUMNS = "id BIGINT NOT NULL, g STRING, v DOUBLE"
 ROWS: list[dict[str, Any]] = [
     {"id": 1, "g": "a", "v": 1.0},
@@ -482,10 +483,14 @@ def test_a_file_that_no_committed_task_wrote_is_never_visible_and_is_swept(
 
 def run(act: str, book: Book, marks: Path) -> dict[str, Any]:
     """What a program with a session of its own says."""
+    return run_program(book, marks, PROGRAM, act)
+
+
+def run_program(book: Book, marks: Path, program: Path, *words: str) -> dict[str, Any]:
     folder = warehouse_of(book).parent
     marks.mkdir()
     child = subprocess.run(
-        [sys.executable, str(PROGRAM), act, str(folder), str(marks)], capture_output=True, text=True, timeout=250
+        [sys.executable, str(program), *words, str(folder), str(marks)], capture_output=True, text=True, timeout=250
     )
     assert child.returncode == 0, child.stderr[-3000:]
     found: dict[str, Any] = json.loads(child.stdout)
@@ -498,6 +503,18 @@ def test_rows_of_tasks_that_were_tried_again_are_there_once(spark: SparkSession,
     assert (told["rows"], told["files"], told["failed"]) == (MANY, TASKS, TASKS)
     assert ids(in_spark(table, spark)) == ids(table.to_arrow()) == list(range(MANY))
     assert (table.count(), table.record.file_count) == (MANY, TASKS)
+
+
+def test_rows_are_there_once_when_an_executor_is_killed_and_a_slow_task_is_run_twice(
+    book: Book, tmp_path: Path
+) -> None:
+    table = book.tables.create(TABLE, "id BIGINT")
+    told = run_program(book, tmp_path / "marks", CLUSTER)
+    assert (told["rows"], told["files"], told["findings"], told["failed"]) == (MANY, 2, [], [])
+    # Each partition had a second attempt: one as the first was lost, and one beside it.
+    assert set(told["attempts"]) >= {"0-0", "0-1", "1-0", "1-1"}
+    assert ids(table.to_arrow()) == list(range(MANY))
+    assert remains(warehouse_of(book)) == known_files(book)
 
 
 def test_a_session_without_icebergs_runtime_is_told_so(book: Book, tmp_path: Path) -> None:
