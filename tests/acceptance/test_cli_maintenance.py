@@ -19,6 +19,7 @@ from click.testing import CliRunner, Result
 import lakebook
 from lake import insert, numbers
 from lakebook.cli.main import cli
+from lakebook.components.names import COMPONENTS
 from lakebook.registry.deliveries import park
 from lakebook.registry.maintenance import list_requests, note_work
 from lakebook.registry.owed import begin_updates, fail_updates
@@ -199,15 +200,7 @@ def test_history_and_dead_letters_name_their_tables(folder: Path, letter: int) -
 
 def test_a_round_by_hand_publishes_and_says_so(folder: Path) -> None:
     done = parsed(folder, "maintenance", "run", "--no-spark")
-    assert done.keys() == {
-        "topic_publisher",
-        "orchestrator",
-        "iceberg_updater",
-        "compactor",
-        "snapshotter",
-        "views",
-        "janitor",
-    }
+    assert done.keys() == set(COMPONENTS)
     assert sorted(done["iceberg_updater"]["published"]) == ["default.orders", "default.visits"]
     assert published(folder, "orders")
 
