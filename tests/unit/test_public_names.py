@@ -14,8 +14,8 @@ PUBLIC = {
     "Acknowledgement", "AppendResult", "AppendTurn", "Appender", "Book", "Cleaner", "Consumer", "ConsumerGroup",
     "ConsumerOffset", "Cursor",
     "Event", "EventBatch", "GroupState", "InsertReport", "LakebookError", "Materialized", "MetadataStore",
-    "OffsetCommit", "OffsetReset", "Page", "Partition", "PartitionLag", "PendingReport", "PinnedTable", "Plan", "Producer",
-    "PublishReport", "Record",
+    "OffsetCommit", "OffsetReset", "Page", "Partition", "PartitionLag", "PendingReport", "PinnedTable", "Plan",
+    "Producer", "PublishReport", "Record",
     "SegmentInfo", "SnapshotRecord", "Table", "TableDescription", "Tables", "TemporaryFile", "TerminalError",
     "Topic", "TopicConfig", "TransientError", "View", "Views", "open", "spark_session",
 }  # fmt: skip

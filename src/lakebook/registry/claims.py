@@ -15,9 +15,10 @@ from lakebook.clock import to_datetime
 from lakebook.errors import ClaimLost, RangeClaimed
 from lakebook.registry import schema
 from lakebook.registry.commits import owner
+from lakebook.registry.databases import Failure
 from lakebook.registry.ranges import Range, ranges_between, shown_range
 from lakebook.registry.statements import Statement, bind, insert_into
-from lakebook.registry.transactions import Reader, Transaction, new_id
+from lakebook.registry.transactions import Reader, Transaction, TryAgain, new_id
 from lakebook.registry.views import ViewRecord, current_view, lock_sources, locked_view
 
 _c = schema.view_claims.c
@@ -100,8 +101,11 @@ def take_claim(
 
     `RangeClaimed` is raised while another one has it. One that has run out is taken over.
     """
-    lock_sources(transaction, current_view(transaction, view))
+    known = current_view(transaction, view)
+    lock_sources(transaction, known)
     present = locked_view(transaction, view)
+    if present.sources != known.sources:
+        raise TryAgain(Failure.BUSY)  # It was altered while the locks were waited for.
     now = transaction.clock.now_ms()
     for found_begin, found_end, token, holder, until in transaction.all(OVERLAPPING, view.id, instance, begin, end):
         if until > now:

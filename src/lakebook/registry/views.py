@@ -109,6 +109,9 @@ TABLE_OF = Statement(
     "instance",
 )
 OBJECT_OF_TABLE = Statement(sa.select(_t.object_id).where(_t.id == bind("of_table")), "of_table")
+OBJECT_OF_TOPIC = Statement(
+    sa.select(schema.topics.c.object_id).where(schema.topics.c.id == bind("of_topic")), "of_topic"
+)
 OBJECTS_OF_TOPIC = Statement(sa.select(_p.object_id).where(_p.topic_id == bind("of_topic")), "of_topic")
 
 
@@ -316,8 +319,12 @@ def create_view_table(
 def lock_sources(transaction: Transaction, view: ViewRecord) -> None:
     """Hold the lake objects of all sources: what is committed to them is committed, and nothing more is for now.
 
-    Partitions of topics first, then tables, as everybody does who needs both.
+    Topics first, which so get no other partitions, then partitions, then tables, as everybody does who needs several.
     """
+    topics = [
+        row[0] for source in view.sources if source.kind == TOPIC for row in transaction.all(OBJECT_OF_TOPIC, source.id)
+    ]
+    transaction.lock(*topics)
     partitions = [
         row[0]
         for source in view.sources

@@ -31,7 +31,7 @@ from lakebook.registry.tables import (
 )
 from lakebook.registry.topics import ANY_TOPIC
 from lakebook.registry.transactions import Reader
-from lakebook.registry.views import Source, ViewRecord, last_change
+from lakebook.registry.views import NAMESPACE, Source, ViewRecord, last_change
 from lakebook.spark import queries
 from lakebook.spark.session import check_spark
 from lakebook.spark.topics import read_segments
@@ -71,12 +71,15 @@ def unknown_source(name: str, on: str) -> SourceNotFound:
 
 def resolve(lake: Lake, metadata: MetadataStore, name: str, query: Query, wanted: Definition) -> list[Source]:
     """The topics and tables that a view's query reads, each with its event time."""
-    return [_resolved(lake, metadata, f"view {name}", source, wanted) for source in query.names]
+    return [_resolved(lake, metadata, name, source, wanted) for source in query.names]
 
 
-def _resolved(lake: Lake, metadata: MetadataStore, on: str, name: str, wanted: Definition) -> Source:
+def _resolved(lake: Lake, metadata: MetadataStore, own: str, name: str, wanted: Definition) -> Source:
+    on = f"view {own}"
     table = lake.registry.read_with(lambda reader: find_table(reader, name))
     if table is not None:
+        if table.view_id is not None and (table.namespace, table.name.partition(".")[0]) == (NAMESPACE, own):
+            raise InvalidView("it would read itself", on=on, remedy="Name another source")
         column = wanted.event_times.get(name, wanted.event_time)
         fields = {field.name: field for field in lake.shape_of(table, table.schema_version).schema.fields}
         field = fields.get(column)

@@ -18,7 +18,7 @@ from lakebook.registry.claims import ClaimInfo, list_claims
 from lakebook.registry.ranges import Range, all_ranges, count_rows, locked_ranges, ranges_between, retire_ranges
 from lakebook.registry.tables import TableRecord, locked_table
 from lakebook.registry.transactions import Transaction, new_id
-from lakebook.registry.views import GLOBAL, ViewRecord, current_view, view_table
+from lakebook.registry.views import GLOBAL, ViewRecord, current_view, view_table, view_tables
 from lakebook.spark.session import check_spark, reason_of
 from lakebook.streams.metadata_store import MetadataStore
 from lakebook.views import reading
@@ -284,7 +284,9 @@ class View:
         return number
 
     def _instances(self, view: ViewRecord) -> Iterable[str]:
-        return list(view.definition["instances"])
+        """Its instances, and those it had once and has ranges of."""
+        former = self._lake.registry.read_with(lambda reader: view_tables(reader, view))
+        return sorted({*view.definition["instances"], *former})
 
     def _retire_of(
         self,
