@@ -23,6 +23,7 @@ import lakebook
 from lakebook import Book, failpoints
 from lakebook.errors import LakebookError
 from lakebook.lake.table import Table
+from lakebook.registry.commits import owner
 from table_writers import Line
 
 SCHEMA = "writer BIGINT, number BIGINT"
@@ -80,10 +81,6 @@ def _odd(found: Counter[int], expected: Counter[int]) -> Sequence[Any]:
     return [*(found - expected).items(), *((number, -missing) for number, missing in (expected - found).items())][:10]
 
 
-def _fail() -> None:
-    raise RuntimeError("it fails on purpose")
-
-
 def write(line: Line, target: str, settings: Mapping[str, Any], name: str, writer: int) -> None:
     """Insert, delete and fail until told to stop; then tell what the table has to hold of this writer."""
     choose = random.Random(writer)
@@ -99,8 +96,8 @@ def write(line: Line, target: str, settings: Mapping[str, Any], name: str, write
                 first = following
                 counts["deleted"] += 1
             elif what < _DELETE + _FAIL:
-                _fail_to_insert(table, writer, following)
-                counts["rolled_back"] += 1
+                counts["failed"] += 1
+                counts["rolled_back"] += _fail_to_insert(book, table, writer, following)
             else:
                 last = following + choose.randint(1, 5)
                 table.insert_arrow(rows_of(writer, following, last))
@@ -109,13 +106,32 @@ def write(line: Line, target: str, settings: Mapping[str, Any], name: str, write
     line.tell("written", name, writer, first, following, dict(counts))
 
 
-def _fail_to_insert(table: Table, writer: int, following: int) -> None:
-    with failpoints.armed("insert.arrow_written", _fail):
+def _fail_to_insert(book: Book, table: Table, writer: int, following: int) -> bool:
+    """Fail when the rows are written; whether nothing of them is left right after."""
+    folders: list[Path] = []
+
+    def fail() -> None:
+        folders.extend(_folders_at_work(book))
+        raise RuntimeError("it fails on purpose")
+
+    with failpoints.armed("insert.arrow_written", fail):
         try:
             table.insert_arrow(rows_of(writer, following, following + 3))
         except (RuntimeError, LakebookError):
-            return
+            (folder,) = folders
+            return not any(folder.rglob("*")) and _folders_at_work(book) == []
     raise AssertionError("it did not fail")
+
+
+def _folders_at_work(book: Book) -> list[Path]:
+    """Where this process writes what it has not committed yet."""
+    sql = (
+        "SELECT inserts.folder FROM commits JOIN inserts ON inserts.commit_id = commits.id"
+        f" WHERE commits.state = 'open' AND commits.owner = '{owner()}' AND inserts.folder LIKE 'data/%'"
+    )
+    rows = book._registry.read_with(lambda reader: reader._connection.execute(sql).fetchall())
+    assert book.warehouse.folder is not None
+    return [book.warehouse.folder / row[0] for row in rows]
 
 
 def read(line: Line, target: str, settings: Mapping[str, Any], seed: int) -> None:
