@@ -11,6 +11,7 @@ SOAK_KILLS ?= 200
 SOAK_STEPS ?= 150
 SOAK_SECONDS ?= 30
 SOAK_UPKEEP ?= 300
+SOAK_PIPELINE_KILLS ?= 50
 
 .PHONY: help setup java demo test bench soak check format docs clean
 
@@ -34,11 +35,12 @@ java:
 		     echo "Install one, for example:  apt-get install openjdk-17-jre-headless   or   brew install openjdk@17"; \
 		     echo "and put it on the PATH."; exit 1; }
 
-demo: setup java ## the life of a topic and its readers, of a table on Spark, and of one that looks after itself
+demo: setup java ## the life of a topic, of a table on Spark, of one that looks after itself; and the whole story with a picture
 	@$(BIN)/python demo/topic_life.py
 	@$(BIN)/python demo/stream_life.py
 	@$(BIN)/python demo/table_life.py
 	@$(BIN)/python demo/upkeep_life.py
+	@$(BIN)/python demo/whole_life.py
 
 test: setup java ## the whole test suite, with few kills
 	@$(if $(TEST_TMP),TMPDIR=$(TEST_TMP)) LAKEBOOK_TEST_KILLS=$(KILLS) $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
@@ -46,7 +48,7 @@ test: setup java ## the whole test suite, with few kills
 soak: setup java ## the fault tests at length; the last result is recorded in docs/soak.md
 	@LAKEBOOK_TEST_KILLS=$(SOAK_KILLS) LAKEBOOK_TEST_STEPS=$(SOAK_STEPS) \
 		LAKEBOOK_TEST_SECONDS=$(SOAK_SECONDS) LAKEBOOK_TEST_UPKEEP_SECONDS=$(SOAK_UPKEEP) \
-		LAKEBOOK_TEST_STREAM_SECONDS=$(SOAK_UPKEEP) \
+		LAKEBOOK_TEST_STREAM_SECONDS=$(SOAK_UPKEEP) LAKEBOOK_TEST_PIPELINE_KILLS=$(SOAK_PIPELINE_KILLS) \
 		$(BIN)/python -m pytest tests/faults --timeout 3600 --record-soak docs/soak.md
 
 bench: setup java ## measure against the bare driver and other engines; writes bench/results.json

@@ -13,7 +13,7 @@ from time import perf_counter
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench import commits, compaction, delivery, footers, inserts, planning, publishing, report, streams
+from bench import commits, compaction, delivery, footers, inserts, pipelines, planning, publishing, report, streams
 from bench.asked import Asked, Say
 from bench.measure import Effort
 from bench.places import Ground
@@ -24,7 +24,18 @@ from lakebook.registry.statements import POSTGRESQL, SQLITE
 
 Part = Callable[[Ground, Asked, Say], Iterator[Result]]
 
-_PARTS = ("registry", "delivery", "commits", "plans", "publishing", "footers", "inserts", "compaction", "streams")
+_PARTS = (
+    "registry",
+    "delivery",
+    "commits",
+    "plans",
+    "publishing",
+    "footers",
+    "inserts",
+    "compaction",
+    "streams",
+    "pipelines",
+)
 _FULL = Effort(rounds=15, seconds=0.1, singles=5_000)
 _QUICK = Effort(rounds=5, seconds=0.03, singles=1_000)
 #: By option: what it is, and its values at full length and with --quick.
@@ -79,6 +90,7 @@ def _measure(console: Console, ground: Ground, asked: Asked) -> Iterator[Result]
         "inserts": inserts.measure,
         "compaction": compaction.measure,
         "streams": streams.measure,
+        "pipelines": pipelines.measure,
     }
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True) as progress:

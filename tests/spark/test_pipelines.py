@@ -550,3 +550,14 @@ def test_the_daemon_runs_pipelines_with_an_interval_and_one_that_fails_stops_no_
     assert noted.detail["pipeline"] == "b" and noted.detail["rows"] == 2
     done = book.maintain(["pipelines"], spark=spark)["pipelines"]["pipelines"]
     assert done["b"] == "nothing to do" and done["a"].startswith("error")
+
+
+def test_verify_finds_an_offset_above_its_topics_end(book: Book, spark: SparkSession) -> None:
+    orders(book)
+    fill(book, 1)
+    book.tables.create("t", JSON_SCHEMA)
+    book.pipelines.create("p", into="t", topics="orders", decoder="json").run(spark)
+    run_sql(book, "UPDATE pipeline_offsets SET next_offset = 5")
+    (finding,) = book.verify().findings
+    assert (finding.check, finding.on) == ("pipelines", "pipeline p") and "high watermark is 1" in finding.what
+    run_sql(book, "UPDATE pipeline_offsets SET next_offset = 1")

@@ -263,10 +263,18 @@ MOVE_TABLE_LEASE = Statement(
     "new_version",
     "lease_id",
 )
-ALL_OFFSETS = Statement(
-    sa.select(_o.kind, _o.source_id, _o.partition_id, _p.name, _o.next_offset)
-    .select_from(schema.pipeline_offsets.join(schema.pipelines, _p.id == _o.pipeline_id))
-    .order_by(_p.name, _o.kind, _o.source_id, _o.partition_id)
+_t = schema.topics.c
+_n = schema.partitions.c
+#: Offsets above the end of their partition, of topics that are there.
+BROKEN_OFFSETS = Statement(
+    sa.select(_p.name, _t.name, _o.partition_id, _o.next_offset, _n.high_watermark)
+    .select_from(
+        schema.pipeline_offsets.join(schema.pipelines, _p.id == _o.pipeline_id)
+        .join(schema.topics, sa.and_(_t.id == _o.source_id, _o.kind == sa.literal_column(f"'{TOPIC}'")))
+        .outerjoin(schema.partitions, sa.and_(_n.topic_id == _t.id, _n.partition_id == _o.partition_id))
+    )
+    .where(_t.deleted_at.is_(None), sa.or_(_n.topic_id.is_(None), _o.next_offset > _n.high_watermark))
+    .order_by(_p.name, _t.name, _o.partition_id)
 )
 VERSIONS_BETWEEN = Statement(
     sa.select(_v.version, _v.operation, _v.added_rows, _v.added_files + _v.removed_files)

@@ -14,6 +14,7 @@ from lakebook.names import check_path
 from lakebook.registry import schema
 from lakebook.registry.changes import row_of
 from lakebook.registry.commits import is_doubtful
+from lakebook.registry.pipelines import BROKEN_OFFSETS
 from lakebook.registry.statements import ZERO, Statement, bind
 from lakebook.registry.transactions import Reader, Row
 
@@ -360,6 +361,7 @@ def verify_streams(reader: Reader, progress: Callable[[str], None] = lambda step
         ("offsets", _check_offsets),
         ("members", _check_members),
         ("leases", _check_leases),
+        ("pipelines", _check_pipelines),
         ("files", _check_files),
         ("events", _check_events),
     ):
@@ -435,6 +437,12 @@ def _check_leases(reader: Reader, findings: _Findings) -> None:
         else:
             what = f"it pins {offset}, whose segment is gone"
         findings.add("leases", f"lease {lease} on {findings.place(topic, number)}", what)
+
+
+def _check_pipelines(reader: Reader, findings: _Findings) -> None:
+    for name, topic, number, offset, watermark in reader.all(BROKEN_OFFSETS):
+        where = "there is no such partition" if watermark is None else f"its high watermark is {watermark}"
+        findings.add("pipelines", f"pipeline {name}", f"it has landed {topic}/{number} to before {offset}, and {where}")
 
 
 def _check_files(reader: Reader, findings: _Findings) -> None:
