@@ -622,8 +622,9 @@ def joined(port: int, secret: str) -> SparkSession:
     from pyspark.sql import SparkSession
 
     os.environ |= {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
-    gateway = launch_gateway()
-    jvm: Any = gateway.jvm
+    launch: Any = launch_gateway
+    gateway = launch()
+    jvm = gateway.jvm
     context = jvm.JavaSparkContext(jvm.org.apache.spark.SparkContext.getOrCreate())
     conf = SparkConf(_jvm=jvm, _jconf=context.getConf())
     return SparkSession(SparkContext(gateway=gateway, jsc=context, conf=conf))

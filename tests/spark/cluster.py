@@ -46,7 +46,8 @@ def start_cluster(folder: Path) -> str:
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_SUBMIT_ARGS": f"--driver-memory 768m --packages {ICEBERG_RUNTIME} pyspark-shell",
     }
-    gateway = launch_gateway(SparkConf())
+    launch: Any = launch_gateway
+    gateway = launch(SparkConf())
     # The session that is made next is to be one of this JVM.
     SparkContext._gateway, SparkContext._jvm = gateway, gateway.jvm
     jvm: Any = gateway.jvm

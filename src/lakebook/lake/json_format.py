@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from lakebook import failpoints
 from lakebook.errors import InvalidFile, InvalidTable, LakebookError
 from lakebook.iceberg.schemas import schema_to_json, walk
 from lakebook.iceberg.staging import DATA, spark_type, spark_type_named
@@ -53,13 +52,11 @@ class JsonFormat:
     def write(self, lake: Lake, attempt: Attempt, shape: TableShape, frame: DataFrame, steps: Steps) -> list[NewFile]:
         """Write a frame of the table's columns into the attempt's folder, and measure the files."""
         folder = f"{attempt.folder}/{DATA}"
-        failpoints.reach("insert.staged")
-        with steps.step("insert_data"):
+        with steps.writing():
             # Spark's own source does not know what is required.
             checked = frames.refusing_nulls(frame, schema_to_json(shape.schema)["fields"])
             frames.write_json(checked, lake.store.uri(folder), shape.compression)
-        failpoints.reach("insert.written")
-        with steps.step("measure"):
+        with steps.measuring():
             # The folder is this insert's own, and Spark has moved only files of committed tasks into it.
             listed = list(lake.store.list(folder))
             found = [item.path for item in listed if _is_json(item.path, folder)]
@@ -69,7 +66,6 @@ class JsonFormat:
             files = _json_files(lake, shape, found, sizes, frames.session_of(frame))
             empty = [file.file_path for file in files if file.row_count == 0]
             lake.store.delete([*leftover, *empty])
-        failpoints.reach("insert.measured")
         return [file for file in files if file.row_count]
 
     def write_arrow(self, lake: Lake, attempt: Attempt, shape: TableShape, data: pa.Table) -> list[NewFile]:  # noqa: ARG002

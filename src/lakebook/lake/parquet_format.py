@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lakebook import failpoints
 from lakebook.errors import IncompatibleSchema, InvalidFile, LakebookError, ObjectNotFound
 from lakebook.iceberg.arrow_files import (
     aligned,
@@ -81,18 +80,15 @@ class ParquetFormat:
                 {**_writer_properties(lake, attempt.table, shape), **attempt.writing},
                 lake.clock.now_ms(),
             )
-        failpoints.reach("insert.staged")
-        with steps.step("insert_data"):
+        with steps.writing():
             frames.write_staged(frame, location)
-        failpoints.reach("insert.written")
-        with steps.step("measure"):
+        with steps.measuring():
             written = [
                 described(file, shape, lake.store.relative(file.file_path))
                 for file in staged_files(lake.store, attempt.folder)
             ]
             files = parquet_files(lake, shape, written, frames.session_of(frame))
             _remove_staging(lake, attempt.folder, files)
-        failpoints.reach("insert.measured")
         return files
 
     def write_arrow(self, lake: Lake, attempt: Attempt, shape: TableShape, data: pa.Table) -> list[NewFile]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from lakebook import failpoints
 from lakebook.clock import Clock
 
 
@@ -24,3 +25,18 @@ class Steps:
         finally:
             spent = self._clock.monotonic() - begun
             self.seconds[name] = self.seconds.get(name, 0.0) + spent
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """The step in which rows are written; what is staged for it is there before."""
+        failpoints.reach("insert.staged")
+        with self.step("insert_data"):
+            yield
+        failpoints.reach("insert.written")
+
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        """The step in which what was written is made durable and measured."""
+        with self.step("measure"):
+            yield
+        failpoints.reach("insert.measured")
