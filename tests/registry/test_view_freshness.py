@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from lake import insert, own_warehouse, run_sql  # noqa: F401
+from lake import in_memory, insert, own_warehouse, run_sql  # noqa: F401
 from lakebook import Book
 from lakebook.errors import ClaimLost, RangeClaimed, RangeOverlap, ReadOnlyTable, ViewNotFound
 from lakebook.lake.table import Table
@@ -44,6 +44,7 @@ def test_an_append_makes_the_ranges_of_its_rows_stale_and_no_others(book: Book, 
     assert stale_hours(view) == [1, 3, 4]
 
 
+@in_memory
 def test_a_row_at_a_boundary_belongs_to_the_range_that_begins_there(book: Book, table: Table) -> None:
     view = view_of(book)
     enter_hours(book, view, range(4))
@@ -51,6 +52,7 @@ def test_a_row_at_a_boundary_belongs_to_the_range_that_begins_there(book: Book, 
     assert stale_hours(view) == [2]
 
 
+@in_memory
 def test_rows_without_an_event_time_belong_to_no_range(book: Book, table: Table) -> None:
     view = view_of(book)
     enter_hours(book, view, range(3))
@@ -67,6 +69,7 @@ def test_a_delete_makes_the_ranges_of_the_files_it_ends_stale(book: Book, table:
     assert stale_hours(view) == [2]
 
 
+@in_memory
 def test_other_tables_and_other_views_concern_nobody(book: Book, table: Table) -> None:
     other = orders(book, "others")
     view, second = view_of(book), view_of(book, "others", "second")
@@ -191,6 +194,7 @@ def test_a_range_takes_the_place_of_those_within_it_and_never_of_a_part(book: Bo
     assert [hours_of(item) for item in view.list_partitions()] == [(0, 3)]
 
 
+@in_memory
 def test_the_plan_says_of_every_range_how_it_stands(book: Book, table: Table) -> None:
     view = view_of(book)
     enter_hours(book, view, [1, 2])
@@ -206,6 +210,7 @@ def test_the_plan_says_of_every_range_how_it_stands(book: Book, table: Table) ->
     ]
 
 
+@in_memory
 def test_another_query_leaves_what_is_built_until_it_is_built_anew(book: Book, table: Table) -> None:
     view = view_of(book)
     enter_hours(book, view, [0, 1])
@@ -216,6 +221,7 @@ def test_another_query_leaves_what_is_built_until_it_is_built_anew(book: Book, t
     assert len(view.list_partitions()) == 2
 
 
+@in_memory
 def test_a_shorter_interval_rebuilds_wide_ranges_as_they_are(book: Book, table: Table) -> None:
     view = view_of(book)
     enter_hours(book, view, [0])
@@ -238,6 +244,7 @@ def test_a_dropped_view_leaves_nothing_behind(book: Book, table: Table) -> None:
     assert book.verify().findings == ()
 
 
+@in_memory
 def test_pausing_is_told_once(book: Book, table: Table) -> None:
     view = view_of(book)
     assert [book.views.pause("hourly"), book.views.pause("hourly"), view.record.state] == [True, False, "paused"]
@@ -248,11 +255,13 @@ def test_spans_are_put_together() -> None:
     assert merged([(5, 9), (0, 2), (3, 4), (20, 30), (25, 26)]) == [(0, 9), (20, 30)]
 
 
+@in_memory
 def test_a_topic_without_views_is_appended_to_as_before(book: Book) -> None:
     book.metadata.create_topic("orders", 1)
     append(book, book.metadata.claim_append("orders", 0, holder="me"))
 
 
+@in_memory
 def test_the_table_of_a_view_is_changed_by_nobody_else(book: Book, table: Table) -> None:
     view = view_of(book)
     run_sql(book, f"UPDATE tables SET view_id = {view.record.id}")

@@ -297,3 +297,38 @@ def test_any_order_of_steps_gives_the_rows_of_the_query(
             table.delete(f"id = {number - 10}")
     assert rows(view) == of_query(book, spark, TOTALS)
     assert (book.verify().findings, view.count()) == ((), len(rows(view)))
+
+
+def test_other_engines_read_a_view_as_a_table(tmp_path: Path, spark: SparkSession) -> None:
+    with lakebook.open(tmp_path / "published", publish="sync") as book:
+        table = orders(book)
+        order(table, 0.5, 1.5)
+        view = view_of(book)
+        view.materialize(spark, at(0), at(2))
+        catalog = book.catalog()
+        assert catalog.load_table("lakebook_views.hourly").scan().to_arrow().num_rows == 2
+        order(table, 0.7, first=10)
+        view.materialize(spark, at(0), at(2))
+        published = catalog.load_table("lakebook_views.hourly")
+        assert sorted(published.scan().to_arrow().column("id").to_pylist()) == [0, 1, 10]
+        with pytest.raises(Exception, match="only the view changes it"):
+            published.append(table.to_arrow())
+        assert view.count() == 3
+        assert book.verify().findings == ()
+
+
+def test_a_view_of_a_view_is_told_of_its_changes_and_not_of_its_merges(book: Book, spark: SparkSession) -> None:
+    table = orders(book)
+    order(table, 0.5, 1.5)
+    view = view_of(book)
+    view.materialize(spark, T0, T0 + DAY, parallel=4)
+    above = view_of(book, "lakebook_views.hourly", "above")
+    above.materialize(spark, at(0), at(2))
+    assert len(view.merge_partitions(spark, "day")) == 1
+    assert (stale_hours(above), above.count()) == ([], 2)
+    order(table, 0.7, first=10)
+    assert stale_hours(above) == []
+    view.materialize(spark, T0, T0 + DAY)
+    assert stale_hours(above) == [0, 1]
+    with pytest.raises(InvalidInput, match="itself"):
+        book.views.alter("above", sql="SELECT * FROM lakebook_views.above")
