@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from lake import in_memory, insert, own_warehouse, run_sql  # noqa: F401
+from books import SQLITE
+from lake import in_memory, insert, own_warehouse, rows_of, run_sql  # noqa: F401
 from lakebook import Book
 from lakebook.errors import ClaimLost, RangeClaimed, RangeOverlap, ReadOnlyTable, ViewNotFound
 from lakebook.lake.table import Table
 from lakebook.registry.freshness import merged
-from stream_writes import append
+from stream_writes import append, filled, merge
 from streaming import produce
 from viewing import (
     HOUR,
@@ -275,3 +276,46 @@ def test_the_table_of_a_view_is_changed_by_nobody_else(book: Book, table: Table)
     ):
         with pytest.raises(ReadOnlyTable):
             change()
+
+
+# --- changes that others make --------------------------------------------------
+
+
+@pytest.mark.parametrize("place", [SQLITE], indirect=True)
+def test_the_commit_of_an_outside_engine_makes_everything_stale_for_its_bounds_are_not_known_yet(
+    book: Book, table: Table
+) -> None:
+    order(table, 0.5)
+    view = view_of(book)
+    enter_hours(book, view, range(4))
+    outside = book.catalog().load_table("default.orders")
+    outside.append(rows_of(table, [{"id": 7, "ts": at(2.5), "region": "eu"}]))
+    assert stale_hours(view) == [0, 1, 2, 3]
+
+
+@in_memory
+def test_a_merge_of_segments_makes_nothing_stale(book: Book) -> None:
+    book.metadata.create_topic("orders", 1)
+    segments = filled(book)
+    view = view_of(book, "orders", event_time="timestamp")
+    hour = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    for begin in (hour - HOUR, hour, hour + HOUR):
+        enter(book, view, claim(book, view, begin, begin + HOUR))
+    merge(book, segments)
+    assert stale_hours(view) == frozen_hours(view) == []
+    append(book, book.metadata.claim_append("orders", 0, holder="me"))
+    assert len(stale_hours(view)) == 1
+
+
+def test_retention_of_a_topic_that_is_a_table_freezes_views_of_the_table(book: Book) -> None:
+    book.topics.create("clicks", 1, config={"iceberg": "true"})
+    produce(book, "clicks", 0, 1, times=[at(0.5)])
+    produce(book, "clicks", 0, 2, times=[at(2.5)])
+    book.maintain(["topic_publisher"], spark=None)
+    view = view_of(book, "topics.clicks", event_time="timestamp")
+    enter_hours(book, view, range(5))
+    produce(book, "clicks", 0, 3, times=[at(4.5)])
+    book.maintain(["topic_publisher"], spark=None)
+    assert stale_hours(view) == [4]
+    book.metadata.delete_segments_before("clicks", 0, 1)
+    assert (frozen_hours(view), stale_hours(view)) == ([0], [4])
