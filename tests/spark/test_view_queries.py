@@ -104,7 +104,7 @@ def run(book: Book, *arguments: str, code: int = 0) -> str:
     assert folder is not None
     result = CliRunner().invoke(cli, ["--book", str(Path(folder).parent), *arguments])
     assert result.exit_code == code, (result.output, result.exception)
-    return result.output
+    return result.output if code else result.stdout
 
 
 def parsed(book: Book, *arguments: str) -> Any:

@@ -218,6 +218,10 @@ def test_instances_have_rows_of_their_own(book: Book, spark: SparkSession) -> No
     assert view.materialize(spark, at(0), at(1)).built == 2
     assert [rows(view, instance=name)[0][0] for name in ("eu", "us")] == [0, 1]
     assert [item.name for item in book.tables.list("lakebook_views").items] == ["regional.eu", "regional.us"]
+    assert book.sql(spark, "SELECT id FROM lakebook_views.regional.us").collect() == [(1,)]
+    assert book.sql_count("SELECT count(*) FROM lakebook_views.regional.eu") == 1
+    with pytest.raises(ViewNotFound, match=r"lakebook_views\.regional"):
+        book.sql_count("SELECT count(*) FROM regional")
     with pytest.raises(InvalidInput):
         view.plan(at(0), at(1))
     with pytest.raises(ViewNotFound):

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from lakebook.cli.commands import BookCommand, Place, pass_place, spark_log_option
-from lakebook.cli.output import print_json, print_table, working
+from lakebook.cli.output import print_json, print_note, print_table, working
 from lakebook.cli.spark import spark_started
 
 _FORMATS = click.Choice(["table", "json", "lines"])
@@ -35,9 +35,11 @@ def sql(place: Place, query: str, as_json: bool, form: str, limit: int, material
         with spark_started(show_log=spark_log) as spark, working("running the query"):
             from lakebook.cli.rows import plain_rows
 
-            found = book.sql(spark, query, materialize=materialize).limit(limit).toArrow()
+            found = book.sql(spark, query, materialize=materialize).limit(limit + 1).toArrow()
             rows = [row for batch in found.to_batches() for row in plain_rows(batch)]
-    _print(list(found.schema.names), rows, form)
+    _print(list(found.schema.names), rows[:limit], form)
+    if len(rows) > limit:
+        print_note(f"only the first {limit} rows: --limit asks for more")
 
 
 def _print(columns: list[str], rows: list[dict[str, Any]], form: str) -> None:

@@ -53,6 +53,7 @@ class ViewKeeper(Component):
         self._changed = threading.Condition(self._lock)
         self._at_work: dict[int, str] = {}
         self._tidied: dict[int, float] = {}
+        self._firsts: dict[int, tuple[float, int | None]] = {}
         self._workers: ThreadPoolExecutor | None = None
         forks.watch(self)
 
@@ -186,13 +187,22 @@ class ViewKeeper(Component):
             if spec.is_due() and spec.end <= now
         ]
         if any(spec.state == MISSING for _, spec in specs):
-            first = self.lake.registry.read_with(lambda reader: earliest_time(reader, view))
+            first = self._first_time(view)
             specs = [
                 (name, spec)
                 for name, spec in specs
                 if spec.state != MISSING or (first is not None and spec.end > first)
             ]
         return specs[:_MOST_RANGES]
+
+    def _first_time(self, view: ViewRecord) -> int | None:
+        """When the rows of its sources begin; looked up now and then, for that takes a walk through their files."""
+        now = self.lake.clock.monotonic()
+        looked, found = self._firsts.get(view.id, (float("-inf"), None))
+        if found is None or now - looked >= _TIDY:
+            found = self.lake.registry.read_with(lambda reader: earliest_time(reader, view))
+            self._firsts[view.id] = (now, found)
+        return found
 
     def _keep(self, view: ViewRecord, reason: str) -> Mapping[str, Any]:
         """Build, merge and retire what is due of one view; what was done."""

@@ -48,6 +48,7 @@ class Queries:
         (name,) = query.names
         view, table = self._view(name), self._table(name)
         if view is not None:
+            table_of(self._lake, view.record, GLOBAL)
             return view.count()
         if table is not None:
             return Table(self._lake, table).count()

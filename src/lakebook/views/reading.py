@@ -20,7 +20,7 @@ from lakebook.lake.rewriting import of_files
 from lakebook.registry.ranges import Range, ranges_between
 from lakebook.registry.tables import TableRecord, current_table
 from lakebook.registry.transactions import Reader
-from lakebook.registry.views import ViewRecord, view_table
+from lakebook.registry.views import GLOBAL, NAMESPACE, ViewRecord, view_table
 from lakebook.spark import frames
 from lakebook.views.building import event_time_field
 from lakebook.views.times import extent
@@ -62,7 +62,10 @@ def table_of(lake: Lake, view: ViewRecord, instance: str) -> TableRecord:
     table = lake.registry.read_with(lambda reader: view_table(reader, view, instance))
     if table is None:
         raise ViewNotFound(
-            f"nothing of its instance {instance!r} was built yet", on=view.shown, remedy="Materialise a range of it"
+            f"nothing of its instance {instance!r} was built yet",
+            on=view.shown,
+            remedy=f"Materialise a range of it. Its instances are {', '.join(view.definition['instances'])}; in a query"
+            f" another one than {GLOBAL!r} is {NAMESPACE}.{view.name}.INSTANCE",
         )
     return table
 

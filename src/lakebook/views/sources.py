@@ -50,6 +50,9 @@ _WITH_ZONE, _WITHOUT_ZONE = "timestamptz", "timestamp"
 
 def split_source(name: str) -> tuple[str, str]:
     """Namespace and name of a table, as a query writes it."""
+    if name.startswith(f"{NAMESPACE}."):
+        # Of a view with instances, the name of the table has a dot.
+        return NAMESPACE, name.removeprefix(f"{NAMESPACE}.")
     head, dot, tail = name.rpartition(".")
     return (head, tail) if dot else (DEFAULT_NAMESPACE, name)
 
