@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -21,9 +22,14 @@ from typing import Any
 import pyarrow as pa
 
 from bench.asked import Asked, Say
-from bench.places import Ground
+from bench.measure import Side, compare
+from bench.places import Ground, Place
 from bench.report import Result
 from lakebook import Book
+from lakebook.clock import to_ms
+from lakebook.registry import schema
+from lakebook.registry.ranges import COUNT_ALL_ROWS, INSERT_RANGE, RANGES_BETWEEN
+from lakebook.registry.views import GLOBAL
 from lakebook.spark.pipelines import Decoder, decoded, good_rows, transformed
 from lakebook.spark.session import spark_session
 from lakebook.streams.topic import frame_of
@@ -43,10 +49,14 @@ _COLUMNS = {
 }
 _SETTINGS = {"spark.driver.memory": "2g", "spark.log.level": "ERROR"}
 _numbers = count(1)
+_RANGES, _MINUTE = 10_000, 60_000
+_FIRST = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def measure(ground: Ground, asked: Asked, say: Say) -> Iterator[Result]:
-    """A topic into a table; on the first of the databases only, for the registry's part is a few milliseconds."""
+    """Views by the registry alone; and a topic into a table, on the first of the databases: its part is small there."""
+    with ground.new(_RANGES, "views") as place:
+        yield from _views(place, asked, say)
     if ground.kind != asked.kinds[0]:
         return
     records = 4 * asked.records
@@ -135,3 +145,78 @@ def _plain(folder: Path, book: Book, spark: Any) -> float:
         seconds = perf_counter() - begun
     shutil.rmtree(target)
     return seconds
+
+
+def _views(place: Place, asked: Asked, say: Say) -> Iterator[Result]:
+    """What of a view of many ranges is to be built, and how many rows it has."""
+    say("views: filling the registry")
+    book = place.open(publish="off")
+    book.tables.create("clicks", "id BIGINT, at TIMESTAMP")
+    view = book.views.create("v", "SELECT at, id FROM clicks", event_time="at", interval="minute")
+    begin = to_ms(_FIRST)
+    book._registry.write(
+        lambda transaction: transaction.insert_many(
+            INSERT_RANGE,
+            [_range(view.record.schema_hash, begin + number * _MINUTE) for number in range(_RANGES)],
+        )
+    )
+    end = _FIRST + timedelta(milliseconds=_RANGES * _MINUTE)
+    connection = place.connect()
+    sql = RANGES_BETWEEN.on(book._registry.kind)
+    values = ("v", GLOBAL, begin, to_ms(end))
+    arranged = sql.arrange(values) if sql.arrange else values
+
+    def ours(_: Sequence[Any]) -> None:
+        assert not any(item.is_due() for item in view.plan(_FIRST, end))
+
+    def peer(_: Sequence[Any]) -> None:
+        assert len(connection.execute(sql.sql, arranged).fetchall()) == _RANGES
+
+    def one(number: int) -> Sequence[Any]:
+        return [None] * number
+
+    say("views: an up-to-date check")
+    found = compare(_each(ours, one), _each(peer, one), asked.effort)
+    yield Result(
+        "view: up-to-date check of all ranges, beside the same rows by the driver",
+        place.kind,
+        _RANGES,
+        found.ours * 1000,
+        found.peer * 1000,
+        "ms",
+    )
+    counting = COUNT_ALL_ROWS.on(book._registry.kind)
+    named = ("v", GLOBAL)
+    say("views: COUNT(*)")
+    found = compare(
+        _each(lambda _: view.count(), one),
+        _each(lambda _: connection.execute(counting.sql, named).fetchone(), one),
+        asked.effort,
+    )
+    yield Result("view: COUNT(*) from the registry", place.kind, _RANGES, found.ours * 1000, found.peer * 1000, "ms")
+    connection.close()
+
+
+def _each(act: Callable[[Any], object], draw: Callable[[int], Sequence[Any]]) -> Side:
+    def run(values: Sequence[Any]) -> None:
+        for value in values:
+            act(value)
+
+    return Side(run, draw)
+
+
+def _range(schema_hash: str, begin: int) -> tuple[Any, ...]:
+    """A range of a minute without rows, as `lakehouse_partitions` has it."""
+    values = {
+        "view_set_name": "v",
+        "view_instance_id": GLOBAL,
+        "begin_insert_time": begin,
+        "end_insert_time": begin + _MINUTE,
+        "schema_hash": schema_hash,
+        "source_hash": "",
+        "num_rows": 0,
+        "file_size": 0,
+        "partition_format_version": 2,
+        "updated": begin,
+    }
+    return tuple(values.get(str(column.name)) for column in list(schema.lakehouse_partitions.columns)[1:])
