@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from books import POSTGRESQL, SQLITE, Place
+from held import held_before_commit, started, wait_until_blocked
 from lakebook.errors import RangeClaimed
 from viewing import at, claim, enter, order, orders, stale_hours, view_of
 
@@ -62,3 +63,35 @@ def test_a_range_that_is_not_stale_has_seen_every_commit_of_its_time(place: Plac
         build(hour)
     assert (seen, stale_hours(view)) == (rows, [])
     assert book.verify().findings == ()
+
+
+def test_a_claim_waits_for_a_commit_in_flight_whose_rows_the_build_then_reads(make_place: Callable[..., Place]) -> None:
+    book = make_place(POSTGRESQL).open()
+    table = orders(book)
+    view = view_of(book)
+
+    def build() -> int:
+        held = claim(book, view, at(0), at(1))
+        rows: int = table.to_arrow().num_rows
+        enter(book, view, held)
+        return rows
+
+    # An insert opens its commit row in a transaction of its own first.
+    with held_before_commit(lambda: order(table, 0.5), skip=1) as committing:
+        building = started(build)
+        wait_until_blocked(book)
+        committing.finish()
+    assert (building.finish(), stale_hours(view)) == (1, [])
+
+
+def test_a_commit_waits_for_a_range_that_is_entered_and_then_marks_it(make_place: Callable[..., Place]) -> None:
+    book = make_place(POSTGRESQL).open()
+    table = orders(book)
+    view = view_of(book)
+    held = claim(book, view, at(0), at(1))
+    with held_before_commit(lambda: enter(book, view, held)) as entering:
+        committing = started(lambda: order(table, 0.5))
+        wait_until_blocked(book)
+        entering.finish()
+    committing.finish()
+    assert stale_hours(view) == [0]

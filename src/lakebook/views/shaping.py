@@ -7,17 +7,25 @@ from typing import Any
 from lakebook.errors import IncompatibleSchema, SchemaChanged
 from lakebook.iceberg.evolution import SchemaUpdate
 from lakebook.iceberg.partitioning import order_to_json, partition_spec, sort_order, spec_to_json
+from lakebook.iceberg.refs import TAG_QUERIES
 from lakebook.iceberg.schemas import can_promote, describe_type, last_field_id, schema_from, schema_to_json
 from lakebook.lake.lake import Lake
 from lakebook.lake.measuring import PARQUET
-from lakebook.lake.properties import HISTORY_SECONDS, HISTORY_VERSIONS
+from lakebook.lake.properties import COMPACTION, HISTORY_SECONDS, HISTORY_VERSIONS, TAG_BYTES, TAG_SECONDS
 from lakebook.names import shown
 from lakebook.registry.tables import NewTable, TableRecord, change_schema, current_table
 from lakebook.registry.views import NAMESPACE, ViewRecord, create_view_table, table_name, view_table
 
 _ENGINE, _COMPRESSION = "spark", "zstd"
 # Ranges of views have no history.
-_PROPERTIES = {HISTORY_SECONDS: "0", HISTORY_VERSIONS: "1"}
+_PROPERTIES = {
+    HISTORY_SECONDS: "0",
+    HISTORY_VERSIONS: "1",
+    TAG_SECONDS: "0",
+    TAG_BYTES: "0",
+    TAG_QUERIES: "no",
+    COMPACTION: "off",
+}
 _TRIES = 10
 
 
