@@ -352,6 +352,23 @@ def test_a_pipeline_that_does_not_hold_retention_up_stops_at_what_it_lost(book: 
     assert ids(book) == [2]
 
 
+def test_a_planned_batch_whose_records_are_gone_stops_the_pipeline(book: Book, spark: SparkSession) -> None:
+    orders(book)
+    fill(book, 1)
+    book.tables.create("t", JSON_SCHEMA)
+    pipeline = book.pipelines.create("p", into="t", topics="orders", decoder="json", retention="stop")
+
+    def retain() -> None:
+        book.metadata.delete_segments_before("orders", 0, 1)
+
+    with failpoints.armed("pipeline.planned", retain), pytest.raises(PipelineStopped, match="are gone"):
+        pipeline.run(spark)
+    assert pipeline.describe().state == "stopped"
+    pipeline.resume(skip_lost=True)
+    fill(book, 2)
+    assert pipeline.run(spark).rows == 1 and ids(book) == [2]
+
+
 def test_a_paused_pipeline_does_not_run(book: Book, spark: SparkSession) -> None:
     orders(book)
     fill(book, 1)

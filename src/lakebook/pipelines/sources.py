@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from lakebook.errors import OffsetBelowLogStart, PipelineStopped
 from lakebook.lake.lake import Lake, check_reachable
 from lakebook.lake.leasing import acquire
 from lakebook.lake.planning import files_of, make_plan
@@ -18,7 +19,7 @@ from lakebook.spark.pipelines import no_records, of_topics
 from lakebook.spark.session import check_spark
 from lakebook.streams.metadata_store import MetadataStore
 from lakebook.streams.pinning import Pin
-from lakebook.streams.ranges import select
+from lakebook.streams.ranges import Selection, select
 from lakebook.streams.topic import frame_of
 
 if TYPE_CHECKING:
@@ -50,18 +51,29 @@ class Sources:
         number = 0
         for topic_id in sorted({item.source_id for item in ranges}):
             own = [item for item in ranges if item.source_id == topic_id]
-            selection = select(
-                self._lake,
-                self._metadata,
-                pin,
-                names[topic_id],
-                {item.partition: item.start for item in own},
-                {item.partition: item.end for item in own},
-                [item.partition for item in own],
-            )
+            selection = self._selected(pin, names[topic_id], own)
             found.append((names[topic_id], frame_of(self._lake, spark, selection)))
             number += selection.record_count
         return of_topics(found) if found else no_records(spark), number
+
+    def _selected(self, pin: Pin, topic: str, ranges: list[SourceRange]) -> Selection:
+        try:
+            return select(
+                self._lake,
+                self._metadata,
+                pin,
+                topic,
+                {item.partition: item.start for item in ranges},
+                {item.partition: item.end for item in ranges},
+                [item.partition for item in ranges],
+            )
+        except OffsetBelowLogStart as error:
+            # Only where retention does not wait: what was planned is gone, and no attempt will find it again.
+            raise PipelineStopped(
+                f"records of a batch that was planned are gone ({error})",
+                on=f"topic {topic}",
+                remedy="Resume with skip_lost to go on behind them",
+            ) from None
 
     def _tables(self, spark: SparkSession, ranges: list[SourceRange], held: ExitStack) -> tuple[DataFrame, int]:
         found: list[DataFrame] = []
