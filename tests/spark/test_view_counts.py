@@ -19,8 +19,8 @@ from lakebook.views.view import View
 from streaming import in_thread
 from viewing import DAY, T0, at
 
-#: How often it is counted; a thousand times in the long run.
-COUNTS = int(os.environ.get("LAKEBOOK_TEST_COUNTS", "200"))
+#: How often it is counted.
+COUNTS = int(os.environ.get("LAKEBOOK_TEST_COUNTS", "1000"))
 COLUMNS = 120
 LARGE = 8 * 1024
 #: Hours with rows: of the first day, which is always there, and of the second.
