@@ -41,6 +41,8 @@ class Comparison:
     operator: str
     value: str
     is_text: bool
+    #: The type of time that the query makes of the value: "date" or "timestamp"; none if it takes it as it is.
+    cast: str | None = None
 
     @property
     def text(self) -> str:
@@ -60,7 +62,7 @@ class Query:
     parameters: frozenset[str]
     #: Whether it is `SELECT count(*)` of one thing and nothing else.
     is_count: bool
-    #: What a query of one thing asks of its columns.
+    #: What a query that names one thing, in one place, asks of its columns.
     comparisons: tuple[Comparison, ...]
     #: Whether it surely has no rows where what it reads has none.
     is_empty_of_nothing: bool
@@ -90,7 +92,7 @@ def parse_query(text: object) -> Query:
         raise InvalidInput(f"{shown(text)} is not a query", on="SQL", remedy="Write one SELECT")
     try:
         trees = [tree for tree in sqlglot.parse(text, read=_DIALECT) if tree is not None]
-    except (sqlglot.errors.SqlglotError, RecursionError) as error:
+    except Exception as error:  # noqa: BLE001 - the parser's own faults, too, say that it cannot be read
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InvalidInput(f"the query cannot be read ({reason[:200]})", on="SQL", remedy="Write one SELECT") from None
     if len(trees) != 1 or not isinstance(trees[0], exp.Query):
@@ -100,7 +102,9 @@ def parse_query(text: object) -> Query:
     if not places:
         raise InvalidInput("the query reads nothing", on="SQL", remedy="Name a topic, a table or a view in FROM")
     parameters = frozenset(str(item.this) for item in tree.find_all(exp.Placeholder) if item.this)
-    return Query(text.rstrip().rstrip(";"), places, parameters, _is_count(tree), _comparisons(tree), _is_empty(tree))
+    # Of what a subquery reads, the conditions around it say nothing.
+    comparisons = _comparisons(tree) if len(places) == 1 else ()
+    return Query(text.rstrip().rstrip(";"), places, parameters, _is_count(tree), comparisons, _is_empty(tree))
 
 
 def _place(table: exp.Table) -> Place:
@@ -142,6 +146,7 @@ def _is_count(tree: exp.Query) -> bool:
         len(columns) == 1
         and isinstance(columns[0], exp.Count)
         and isinstance(columns[0].this, exp.Star)
+        and not columns[0].expressions
         and _only_source(tree) is not None
     )
 
@@ -152,9 +157,10 @@ def _is_empty(tree: exp.Query) -> bool:
         return False
     group = tree.args.get("group")
     if group is None:
-        return tree.find(exp.AggFunc, exp.Anonymous) is None and not tree.args.get("having")
-    # Of grouping sets, one may be of everything.
-    return bool(group.expressions) and not {name for name, value in group.args.items() if value} - {"expressions"}
+        return tree.find(exp.AggFunc, exp.Any, exp.Anonymous) is None and not tree.args.get("having")
+    # Of grouping sets, one may be of everything, as the group by nothing is.
+    sets = {name for name, value in group.args.items() if value} - {"expressions"}
+    return bool(group.expressions) and not sets and not any(isinstance(item, exp.Tuple) for item in group.expressions)
 
 
 def _only_source(tree: exp.Select) -> exp.Table | None:
@@ -187,11 +193,14 @@ def _comparisons(tree: exp.Query) -> tuple[Comparison, ...]:
     return tuple(found)
 
 
-def _value(expression: Any) -> tuple[str, bool] | None:
+def _value(expression: Any) -> tuple[str, bool, str | None] | None:
+    """A value as it is written, whether it is text, and what the query makes of it."""
+    cast = None
     if isinstance(expression, exp.Cast) and expression.is_type("timestamp", "timestamptz", "date"):
+        cast = "date" if expression.is_type("date") else "timestamp"
         expression = expression.this
         if not (isinstance(expression, exp.Literal) and expression.is_string):
             return None
     if isinstance(expression, exp.Neg) and isinstance(expression.this, exp.Literal) and not expression.this.is_string:
-        return f"-{expression.this.name}", False
-    return (expression.name, bool(expression.is_string)) if isinstance(expression, exp.Literal) else None
+        return f"-{expression.this.name}", False, None
+    return (expression.name, bool(expression.is_string), cast) if isinstance(expression, exp.Literal) else None
