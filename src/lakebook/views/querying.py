@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Any
 
 from lakebook.clock import to_datetime, to_ms
@@ -12,8 +12,9 @@ from lakebook.errors import InvalidPredicate, ReadFailed
 from lakebook.iceberg.sql_names import Comparison, Query, parse_query
 from lakebook.lake.lake import Lake
 from lakebook.lake.table import Table
+from lakebook.registry.ranges import Range
 from lakebook.registry.tables import TableRecord
-from lakebook.registry.views import GLOBAL, find_view
+from lakebook.registry.views import GLOBAL, earliest_time, find_view
 from lakebook.spark import queries
 from lakebook.spark.session import check_spark, reason_of
 from lakebook.streams.ranges import EARLIEST
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from lakebook.spark.types import DataFrame, SparkSession
 
 _ON = "SQL"
-_NUMBERS = ("int", "long", "float", "double")
+# Not floats: Spark compares them as doubles, of which a value may lie between two of them.
+_NUMBERS = ("int", "long", "double")
 _FROM = (">", ">=", "=")
 
 
@@ -106,12 +108,22 @@ class Queries:
         begin = max(_moments(comparisons, definition.event_time, _FROM), default=None)
         ends = [to_ms(moment) for moment in _moments(comparisons, definition.event_time, ("<",))]
         ends += [to_ms(moment) + 1 for moment in _moments(comparisons, definition.event_time, ("<=", "="))]
-        built = [item.begin for item in view.list_partitions()]
+        ranges = view.list_partitions()
+        built = [item.begin for item in ranges]
         width = INTERVALS[definition.interval]
         first = begin or min([*built, to_datetime(now - round(definition.looks_back * 1000))])
         last = to_datetime(min([now + width, *(ends or [now])]))
-        if first < last:
-            view.materialize(spark, first, last)
+        floor = self._floor(view, ranges)
+        if floor is not None and max(first, floor) < last:
+            view.materialize(spark, max(first, floor), last)
+
+    def _floor(self, view: View, ranges: Sequence[Range]) -> datetime | None:
+        """The time before which there is nothing to build, however early a query asks: no rows, and nothing to mend."""
+        record = view.record
+        earliest = self._lake.registry.read_with(lambda reader: earliest_time(reader, record))
+        moments = [] if earliest is None else [to_datetime(earliest)]
+        moments += [item.begin for item in ranges if item.stale_at or item.schema_hash != record.schema_hash]
+        return min(moments, default=None)
 
 
 def _moments(comparisons: Sequence[Comparison], column: str, operators: Sequence[str]) -> list[datetime]:
@@ -121,8 +133,22 @@ def _moments(comparisons: Sequence[Comparison], column: str, operators: Sequence
         if item.column.lower() == column.lower() and item.operator in operators and item.is_text:
             with suppress(ValueError):
                 moment = datetime.fromisoformat(item.value)
+                if item.cast == "date" and not _is_date(item.value):
+                    continue  # Spark takes the day of it.
                 found.append(moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment)
     return found
+
+
+def _is_date(text: str) -> bool:
+    """Whether a text is a day, and no time of it."""
+    with suppress(ValueError):
+        date.fromisoformat(text)
+        return True
+    return False
+
+
+def _has_zone(text: str) -> bool:
+    return datetime.fromisoformat(text).tzinfo is not None
 
 
 def _condition(table: Table, comparisons: Sequence[Comparison]) -> Callable[[Comparison], str | None]:
@@ -133,12 +159,18 @@ def _condition(table: Table, comparisons: Sequence[Comparison]) -> Callable[[Com
         kind = fields.get(item.column)
         if kind in ("timestamp", "timestamptz"):
             moments = _moments([item], item.column, [item.operator]) if item in comparisons else []
-            if not moments:
+            # What Spark makes of a zone where the column has none depends on its settings.
+            if not moments or (kind == "timestamp" and _has_zone(item.value)):
                 return None
             text = moments[0].astimezone(UTC).replace(tzinfo=None).isoformat()
             text += "+00:00" if kind == "timestamptz" else ""
             item = Comparison(item.column, item.operator, text, True)
-        elif kind is None or (kind in _NUMBERS) == item.is_text or kind not in (*_NUMBERS, "string"):
+        elif (
+            item.cast is not None
+            or kind is None
+            or (kind in _NUMBERS) == item.is_text
+            or kind not in (*_NUMBERS, "string")
+        ):
             return None
         try:
             table.plan(item.text)
