@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 from pyspark.sql import DataFrame, SparkSession
 
-from lake import run_sql
+from lake import records, run_sql
 from lakebook import Book, failpoints
 from lakebook.cli.main import cli
 from lakebook.errors import (
@@ -30,6 +30,7 @@ from lakebook.errors import (
     TopicNotFound,
 )
 from lakebook.pipelines.turns import Turn
+from lakebook.registry import schema
 from lakebook.spark.pipelines import PROVENANCE
 from streaming import produce
 
@@ -122,6 +123,7 @@ def test_a_function_of_the_users_transforms(book: Book, spark: SparkSession) -> 
         "SELECT id, name FROM source WHERE id IN (SELECT max(id) FROM source)",
         "SELECT row_number() OVER (ORDER BY id) AS id, name FROM source",
         "SELECT id, name FROM source UNION ALL SELECT id, name FROM source",
+        "SELECT * FROM VALUES (1, 'a') AS other(id, name)",
     ],
 )
 def test_what_depends_on_where_batches_are_cut_is_refused(book: Book, spark: SparkSession, sql: str) -> None:
@@ -375,8 +377,11 @@ def test_a_paused_pipeline_does_not_run(book: Book, spark: SparkSession) -> None
     book.tables.create("t", JSON_SCHEMA)
     pipeline = book.pipelines.create("p", into="t", topics="orders", decoder="json")
     pipeline.pause()
-    with pytest.raises(PipelineStopped, match="paused"):
-        pipeline.run(spark)
+    for _ in range(2):
+        with pytest.raises(PipelineStopped, match="paused"):
+            pipeline.run(spark)
+    # It rests; nothing has stopped it.
+    assert pipeline.describe().state == "paused"
     pipeline.resume()
     assert pipeline.run(spark).rows == 1
 
@@ -446,6 +451,7 @@ def test_what_is_not_there_is_told_by_its_name(book: Book, spark: SparkSession) 
         {"interval": float("nan")},
         {"target_file_size": True},
         {"topics": ["orders", "orders"]},
+        {"topics": (), "tables": "t"},
     ],
 )
 def test_what_cannot_be_a_pipeline_is_refused_and_leaves_nothing(book: Book, options: dict[str, Any]) -> None:
@@ -578,3 +584,104 @@ def test_verify_finds_an_offset_above_its_topics_end(book: Book, spark: SparkSes
     (finding,) = book.verify().findings
     assert (finding.check, finding.on) == ("pipelines", "pipeline p") and "high watermark is 1" in finding.what
     run_sql(book, "UPDATE pipeline_offsets SET next_offset = 1")
+
+
+def test_a_pause_ends_a_run_between_two_batches(book: Book, spark: SparkSession) -> None:
+    orders(book)
+    for number in range(3):
+        fill(book, number)
+    book.tables.create("t", JSON_SCHEMA)
+    pipeline = book.pipelines.create("p", into="t", topics="orders", decoder="json", batch_records=1)
+    with failpoints.armed("pipeline.landed", pipeline.pause):
+        assert pipeline.run(spark).batches == 1
+    pipeline.resume()
+    assert pipeline.run(spark).batches == 2 and ids(book) == [0, 1, 2]
+
+
+def test_a_query_that_loses_the_provenance_it_was_asked_for_is_refused(book: Book, spark: SparkSession) -> None:
+    orders(book)
+    fill(book, 1)
+    types = ("STRING", "INT", "BIGINT", "TIMESTAMP")
+    book.tables.create(
+        "t", ", ".join(f"{name} {kind}" for name, kind in zip(PROVENANCE, types, strict=True)) + ", id BIGINT"
+    )
+    options: dict[str, Any] = {"topics": "orders", "decoder": "json", "schema": JSON_SCHEMA, "provenance": True}
+    with pytest.raises(InvalidPipeline, match="does not give _source_topic"):
+        book.pipelines.create("p", into="t", sql="SELECT id FROM source", spark=spark, **options)
+    pipeline = book.pipelines.create("p", into="t", sql="SELECT id FROM source", **options)
+    with pytest.raises(InvalidPipeline, match="does not give _source_topic"):
+        pipeline.run(spark)
+
+
+def test_a_backfill_replaces_nothing_that_another_pipeline_has_landed(book: Book, spark: SparkSession) -> None:
+    orders(book)
+    fill(book, 1, 2)
+    options: dict[str, Any] = {"into": "t", "topics": "orders", "decoder": "json", "schema": JSON_SCHEMA}
+    for name, test in (("a", "id = 1"), ("b", "id = 2")):
+        sql = f"SELECT * FROM source WHERE {test}"
+        book.pipelines.create(name, provenance=True, sql=sql, spark=spark, **options).run(spark)
+    with pytest.raises(InvalidPipeline, match="pipeline b"):
+        book.pipelines["a"].backfill(spark)
+    assert ids(book) == [1, 2]
+
+
+def test_a_sorted_target_and_a_sorted_query_land(book: Book, spark: SparkSession) -> None:
+    orders(book)
+    fill(book, 3, 1, 2)
+    book.tables.create("t", JSON_SCHEMA, sort_by=["id"], properties={"write.distribution-mode": "range"})
+    pipeline = book.pipelines.create(
+        "p", into="t", topics="orders", decoder="json", schema=JSON_SCHEMA, sql="SELECT * FROM source ORDER BY name"
+    )
+    assert pipeline.run(spark).records == 3 and ids(book) == [1, 2, 3]
+
+
+def test_the_first_records_of_a_new_partition_that_are_gone_stop_the_pipeline(book: Book, spark: SparkSession) -> None:
+    orders(book)
+    book.tables.create("t", JSON_SCHEMA)
+    pipeline = book.pipelines.create("p", into="t", topics="orders", decoder="json")
+    book.metadata.grow_topic("orders", 2)
+    fill(book, 1, partition=1)
+    fill(book, 2, partition=1)
+    book.metadata.delete_segments_before("orders", 1, 1)
+    with pytest.raises(PipelineStopped, match="0 to 0 of orders/1"):
+        pipeline.run(spark)
+    pipeline.resume(skip_lost=True)
+    pipeline.run(spark)
+    assert ids(book) == [2]
+
+
+def test_a_pipeline_whose_topic_is_gone_is_stopped_also_by_the_daemon(book: Book, spark: SparkSession) -> None:
+    orders(book)
+    book.tables.create("t", JSON_SCHEMA)
+    pipeline = book.pipelines.create("p", into="t", topics="orders", decoder="json", interval=1.0)
+    book.topics.delete("orders")
+    assert pipeline.describe().lag is None
+    book.maintain(["pipelines"], spark=spark)
+    assert pipeline.describe().state == "stopped"
+
+
+def test_a_pipeline_that_was_deleted_meanwhile_pins_nothing(book: Book, spark: SparkSession) -> None:
+    orders(book)
+    book.tables.create("t", JSON_SCHEMA)
+    pipeline = book.pipelines.create("p", into="t", topics="orders", decoder="json")
+    planner = pipeline._runner().planner
+    pipeline.delete()
+    with pytest.raises(PipelineNotFound):
+        planner.ends()
+    assert records(book, schema.topic_leases) == []
+
+
+def test_values_of_avro_that_their_type_cannot_hold_are_dead_letters(book: Book, spark: SparkSession) -> None:
+    wide = fastavro.parse_schema({"type": "record", "name": "r", "fields": [{"name": "id", "type": "long"}]})
+    kinds = [{"name": "id", "type": "int"}]
+    orders(book)
+    for value in (1, 2**40):
+        stream = io.BytesIO()
+        fastavro.schemaless_writer(stream, wide, {"id": value})
+        produce(book, "orders", 0, stream.getvalue())
+    options: dict[str, Any] = {
+        "decoder": "avro",
+        "schema": json.dumps({"type": "record", "name": "r", "fields": kinds}),
+    }
+    pipeline = book.pipelines.create("p", into="t", topics="orders", bad_records="dead_letter", spark=spark, **options)
+    assert pipeline.run(spark).dead == 1 and ids(book) == [1]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from lakebook.clock import to_ms
 from lakebook.components.component import Component
-from lakebook.errors import BookClosed, LakebookError, PipelineBusy
+from lakebook.errors import BookClosed, LakebookError, PipelineBusy, PipelineStopped
 from lakebook.lake.lake import Lake
 from lakebook.pipelines.pipeline import Pipeline
 from lakebook.pipelines.pipelines import Pipelines
@@ -124,12 +124,15 @@ class PipelineRunner(Component):
 
     def run_one(self, pipeline: Pipeline) -> str:
         """Run a pipeline now, and write down what it did."""
-        described = pipeline.waits()
-        if not described:
+        try:
+            waiting = pipeline.waits()
+        except PipelineStopped:
+            waiting = 1  # A source is gone: the run says so, and stops it.
+        if not waiting:
             return "nothing to do"
         assert self._spark is not None
         spark = self._spark()
-        with self.journal.work("run", f"{described} records wait", pipeline.listed.target_id) as entry:
+        with self.journal.work("run", f"{waiting} records wait", pipeline.listed.target_id) as entry:
             entry.detail["pipeline"] = pipeline.name
             report = pipeline.run(spark, enough=self._stopping.is_set)
             entry.worth_noting = bool(report.batches)

@@ -30,6 +30,8 @@ from lakebook.registry.pipelines import (
     SourceOffset,
     SourceRange,
     land_backfill,
+    offsets_of,
+    pipelines_into,
 )
 from lakebook.registry.tables import GET_TABLE_BY_ID, TableRecord, table_from
 from lakebook.registry.transactions import Transaction
@@ -157,6 +159,7 @@ class Backfill:
         Runner(self._lake, self._metadata, self._record, self._definition).check_transformation(spark)
         batch = Batch(self._lake, self._record, self._definition, target, Steps(self._lake.clock))
         if replaces:
+            self._refuse_others(target)
             batch.replace(
                 self._replaced(spark, target, topic, ranges, PROVENANCE[:3], held),
                 self._dead_replaced(spark, topic, ranges, held),
@@ -185,6 +188,18 @@ class Backfill:
             version,
         )
 
+    def _refuse_others(self, target: TableRecord) -> None:
+        """Refuse to replace rows where another pipeline has put rows of the same records."""
+        own = {item.source_id for item in self._planner.offsets()}
+        for other in self._lake.registry.read_with(lambda reader: pipelines_into(reader, target.id)):
+            theirs = self._lake.registry.read_with(lambda reader: offsets_of(reader, other.id))  # noqa: B023
+            if other.id != self._record.id and own & {item.source_id for item in theirs if item.kind == TOPIC}:
+                raise InvalidPipeline(
+                    f"{other.shown} puts rows of the same topic into {target.shown}, which would be removed",
+                    on=self._record.shown,
+                    remedy="Let each of them have a table of its own",
+                )
+
     def _dead_replaced(
         self, spark: SparkSession, topic: str, ranges: list[SourceRange], held: ExitStack
     ) -> Replaced | None:
@@ -193,7 +208,10 @@ class Backfill:
         row = self._lake.registry.one(GET_TABLE_BY_ID, self._record.dead_letters_id)
         if row is None:
             return None
-        return self._replaced(spark, table_from(row), topic, ranges, ("topic", "partition", "offset"), held)
+        columns = ("topic", "partition", "offset")
+        # A pipeline's name, like a topic's, has neither quotes nor backslashes.
+        mine = f" AND \"pipeline\" = '{self._record.name}'"
+        return self._replaced(spark, table_from(row), topic, ranges, columns, held, mine)
 
     def _replaced(
         self,
@@ -203,13 +221,13 @@ class Backfill:
         ranges: list[SourceRange],
         columns: Sequence[str],
         held: ExitStack,
+        also: str = "",
     ) -> Replaced:
         named, numbered, placed = columns
         parts = [
             f'("{numbered}" = {item.partition} AND "{placed}" >= {item.start} AND "{placed}" < {item.end})'
             for item in ranges
         ]
-        # A topic's name has neither quotes nor backslashes.
-        where = f"\"{named}\" = '{topic}' AND ({' OR '.join(parts)})"
+        where = f"\"{named}\" = '{topic}' AND ({' OR '.join(parts)}){also}"
         lease = held.enter_context(acquire(self._lake, table))
         return to_replace(spark, self._lake, table, where, lease)

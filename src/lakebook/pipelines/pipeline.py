@@ -14,7 +14,7 @@ from lakebook.lake.lake import Lake
 from lakebook.pages import PAGE_SIZE, Page, check_limit, page_of
 from lakebook.pipelines.backfill import Backfill, BackfillReport
 from lakebook.pipelines.definitions import Definition, definition_from
-from lakebook.pipelines.running import Progress, Runner, RunReport, no_progress
+from lakebook.pipelines.running import Progress, Runner, RunReport, no_progress, pause_after
 from lakebook.registry.pipelines import (
     ACTIVE,
     PAUSED,
@@ -67,7 +67,8 @@ class PipelineDescription:
     target: str
     dead_letters: str | None
     sources: tuple[SourceStatus, ...]
-    lag: int
+    #: Records, or versions of tables, that it has not read; none if a source is gone.
+    lag: int | None
     records: int
     rows: int
     dead: int
@@ -128,8 +129,9 @@ class Pipeline:
         now = self._lake.clock.now_ms()
         try:
             sources = self._sources()
+            lag: int | None = sum(item.lag for item in sources)
         except PipelineStopped:
-            sources = ()  # One of them is gone.
+            sources, lag = (), None  # One of them is gone.
         held = record.held_until
         return PipelineDescription(
             record.name,
@@ -139,7 +141,7 @@ class Pipeline:
             self._table_name(record.target_id) or "(dropped)",
             self._table_name(record.dead_letters_id),
             sources,
-            sum(item.lag for item in sources),
+            lag,
             record.record_count,
             record.row_count,
             record.dead_count,
@@ -252,26 +254,27 @@ class Pipeline:
         What fails is tried again after ever longer pauses; what cannot go on by itself raises.
         """
         ended = stop or threading.Event()
+        failures = 0
         clock = self._lake.clock
         due = clock.monotonic()
         while not ended.is_set():
-            if clock.monotonic() < due and not self._enough_wait(records):
-                ended.wait(min(_LOOK, max(0.001, due - clock.monotonic())))
-                continue
-            due = clock.monotonic() + interval
             try:
+                if clock.monotonic() < due and not self._enough_wait(records):
+                    ended.wait(min(_LOOK, max(0.001, due - clock.monotonic())))
+                    continue
+                due = clock.monotonic() + interval
                 report = self.run(spark, progress=progress, enough=ended.is_set)
+                failures = 0
                 if report.batches:
                     told(report)
             except PipelineStopped:
                 raise
-            except PipelineBusy as error:
-                told(error)
             except LakebookError as error:
                 told(error)
-                retry = self.record.retry_at
-                if retry is not None:
-                    due = max(due, clock.monotonic() + retry.timestamp() - clock.now_ms() / 1000)
+                if not isinstance(error, PipelineBusy):
+                    failures += 1
+                # By a count of its own: the registry may be what does not answer.
+                due = clock.monotonic() + max(interval, pause_after(failures))
 
     def _enough_wait(self, records: int | None) -> bool:
         return records is not None and self.waits() >= records

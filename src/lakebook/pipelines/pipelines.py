@@ -27,7 +27,7 @@ from lakebook.pipelines.definitions import (
     schema_text,
 )
 from lakebook.pipelines.pipeline import Pipeline
-from lakebook.pipelines.running import transformed
+from lakebook.pipelines.running import tried
 from lakebook.registry.pipelines import (
     TABLE,
     TOPIC,
@@ -147,6 +147,7 @@ class Pipelines:
             )
         _check_provenance(definition, target)
         dead = self._dead_letters(definition, target, dead_letters)
+        self._refuse_circles(definition, target, dead)
         return self._begin(name, definition, target, dead)
 
     def apply(self, declared: Mapping[str, Mapping[str, Any]], *, spark: SparkSession | None = None) -> list[Pipeline]:
@@ -200,8 +201,7 @@ class Pipelines:
     def _tried(self, spark: SparkSession, definition: Definition, into: str, target: Table | None) -> Table:
         """The target, after the transformation was tried without rows; made with its columns if it was not there."""
         try:
-            made = transformed(self._nothing(spark, definition), definition)
-            spark_pipelines.check_row_wise(made)
+            made = tried(self._nothing(spark, definition), definition)
             columns = schema_from(made)
         except LakebookError:
             raise
@@ -221,6 +221,15 @@ class Pipelines:
         if definition.of_topics:
             return spark_pipelines.no_records(spark)
         return frames.empty(spark, spark_type(self._tables.get(definition.sources[0].name).schema))
+
+    def _refuse_circles(self, definition: Definition, target: Table, dead: Table | None) -> None:
+        """Refuse a table that would be fed with what it has itself."""
+        read = {self._tables.get(item.name).id for item in definition.sources if item.kind == TABLE}
+        filled = [target.id] if dead is None else [target.id, dead.id]
+        if read & {*filled} or len({*filled}) != len(filled):
+            raise InvalidPipeline(
+                "its sources, its target and its dead letters have to be different tables", on="pipeline"
+            )
 
     def _dead_letters(self, definition: Definition, target: Table, name: str | None) -> Table | None:
         if definition.bad_records != DEAD_LETTER:

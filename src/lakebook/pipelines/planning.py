@@ -16,7 +16,7 @@ from lakebook.registry.pipelines import (
     PipelineRecord,
     SourceOffset,
     SourceRange,
-    begin_at_topic,
+    add_partitions,
     lease_of,
     offsets_of,
     versions_between,
@@ -25,8 +25,10 @@ from lakebook.registry.tables import GET_TABLE_BY_ID, TableRecord, table_from
 from lakebook.streams.metadata_store import MetadataStore
 from lakebook.streams.ranges import partitions_of
 
-# Operations of which every row is new, and those that change no row.
-_APPEND, _REPLACE = "append", "replace"
+# The operation of which every row is new, and those that change no row. By their names: a version that only adds
+# files of deletes ends no file.
+_APPEND = "append"
+_WITHOUT_ROWS = ("replace", "schema", "create")
 _MOST_VERSIONS = 1000
 
 
@@ -103,7 +105,7 @@ class Planner:
         if new:
             pins = self._definition.retention == WAIT
             self._lake.registry.write(
-                lambda transaction: begin_at_topic(transaction, self._record.id, topic, new, pins=pins)
+                lambda transaction: add_partitions(transaction, self._record, topic_id, topic, new, pins=pins)
             )
 
     def waiting(self, ends: Ends) -> int:
@@ -144,10 +146,10 @@ class Planner:
 
     def _cut(self, topic: str, item: SourceOffset, end: int, bytes_left: int) -> tuple[int, int]:
         """Where a range ends: at the end of a segment if it can, so that segments are read whole; and its bytes."""
-        partition = self._metadata.get_partition(topic, item.partition)
-        if partition is not None and partition.log_start > item.next and self._definition.retention != WAIT:
+        left = self._first_left(topic, item)
+        if left > item.next:
             raise self._stopped(
-                f"the records {item.next} to {partition.log_start - 1} of {topic}/{item.partition} are gone",
+                f"the records {item.next} to {left - 1} of {topic}/{item.partition} are gone",
                 "Resume it with skip_lost to go on behind them",
             )
         stop, size = item.next, 0
@@ -158,6 +160,14 @@ class Planner:
             size += segment.size_bytes
         # What no segment has is a hole that a rebuild has left, and readers skip it.
         return (stop if stop > item.next else end), size
+
+    def _first_left(self, topic: str, item: SourceOffset) -> int:
+        """The first of the records from where it stands that retention has left: what a lease pins is there still."""
+        partition = self._metadata.get_partition(topic, item.partition)
+        if partition is None or partition.log_start <= item.next:
+            return item.next
+        below = self._metadata.list_segments_in(item.source_id, item.partition, item.next, partition.log_start)
+        return max(item.next, below[0].base_offset) if below else partition.log_start
 
     # --- tables --------------------------------------------------------------------
 
@@ -185,7 +195,7 @@ class Planner:
                 if rows and rows + version.rows > most:
                     break
                 rows += version.rows
-            elif version.operation != _REPLACE and version.files:
+            elif version.operation not in _WITHOUT_ROWS:
                 if stop > item.next:
                     break
                 raise self._stopped(
@@ -203,10 +213,9 @@ class Planner:
         for item in self.offsets():
             place = (item.kind, item.source_id, item.partition)
             if item.kind == TOPIC:
-                partition = self._metadata.get_partition(names[item.source_id], item.partition)
-                lost = self._definition.retention != WAIT
-                if lost and partition is not None and partition.log_start > item.next:
-                    found[place] = partition.log_start
+                left = self._first_left(names[item.source_id], item)
+                if left > item.next:
+                    found[place] = left
             elif (version := self._refused(item)) is not None:
                 found[place] = version + 1
         return found
@@ -216,7 +225,7 @@ class Planner:
         versions = self._lake.registry.read_with(
             lambda reader: versions_between(reader, item.source_id, item.next, item.next + 1, 1)
         )
-        stops = versions and versions[0].operation not in (_APPEND, _REPLACE) and versions[0].files
+        stops = versions and versions[0].operation not in (_APPEND, *_WITHOUT_ROWS)
         return versions[0].version if stops else None
 
     def _stopped(self, what: str, remedy: str) -> PipelineStopped:

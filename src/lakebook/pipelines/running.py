@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from lakebook import failpoints
 from lakebook.clock import Enough, never
-from lakebook.errors import CommitOutcomeUnknown, LakebookError, PipelineStopped, ReadFailed
+from lakebook.errors import CommitOutcomeUnknown, InvalidPipeline, LakebookError, PipelineStopped, ReadFailed
 from lakebook.iceberg.schemas import schema_from
 from lakebook.iceberg.staging import spark_type
 from lakebook.lake.attempts import Attempt
@@ -32,6 +32,7 @@ from lakebook.pipelines.sources import Sources
 from lakebook.pipelines.turns import Turn
 from lakebook.registry.inserts import INSERT, REWRITE
 from lakebook.registry.pipelines import (
+    ACTIVE,
     PAUSED,
     STOPPED,
     AlreadyPlanned,
@@ -106,6 +107,12 @@ class RunReport:
         self.last = batch
 
 
+def pause_after(failures: int) -> float:
+    """Seconds to wait after so many failures in a row: ever more, up to a limit, and not the same for all."""
+    longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(failures - 1, 30)) if failures else 0.0
+    return longest * random.uniform(1 - _JITTER, 1)  # noqa: S311 - no secret
+
+
 #: Told of how many records are done, of how many, and what is done now.
 Progress = Callable[[int, int | None, str], None]
 
@@ -130,12 +137,13 @@ class Runner:
         clock = self._lake.clock
         begun = clock.monotonic()
         report = RunReport(self._record.name)
+        # That it rests is no reason to stop it.
+        self._require_active()
         try:
             with Turn(self._lake, self._record) as turn:
-                self._require_active()
                 ends = self.planner.ends()
                 total = self.planner.waiting(ends)
-                while not enough():
+                while not enough() and self._state() == ACTIVE:
                     progress(report.records, total, "")
                     if not self._run_one(spark, turn, ends, report):
                         break
@@ -149,11 +157,16 @@ class Runner:
         report.seconds = round(clock.monotonic() - begun, 6)
         return report
 
-    def _require_active(self) -> None:
-        record = self._lake.registry.read_with(
+    def _state(self) -> str:
+        """In which state it is now: it may be paused between two batches."""
+        self._record = self._lake.registry.read_with(
             lambda reader: pipeline_by_id(reader, self._record.id, self._record.name)
         )
-        self._record = record
+        return self._record.state
+
+    def _require_active(self) -> None:
+        self._state()
+        record = self._record
         if record.state == STOPPED:
             raise PipelineStopped(
                 f"it has stopped ({record.last_error})", on=record.shown, remedy="Mend the cause, then resume it"
@@ -200,8 +213,7 @@ class Runner:
 
         def work(transaction: Transaction) -> None:
             failures = pipeline_by_id(transaction, self._record.id, self._record.name).failures
-            longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(failures, 30))
-            note_failure(transaction, self._record.id, text, longest * random.uniform(1 - _JITTER, 1))  # noqa: S311
+            note_failure(transaction, self._record.id, text, pause_after(failures + 1))
 
         try:
             self._lake.registry.write(work)
@@ -263,7 +275,7 @@ class Runner:
         else:
             table = self.planner.table(self.planner.offsets()[0].source_id)
             nothing = frames.empty(spark, spark_type(self._lake.shape_of(table, table.schema_version).schema))
-        spark_pipelines.check_row_wise(transformed(nothing, self._definition))
+        tried(nothing, self._definition)
         self._checked = True
 
 
@@ -275,14 +287,24 @@ def target_of(lake: Lake, record: PipelineRecord) -> TableRecord:
     return table_from(row)
 
 
-def transformed(records: DataFrame, definition: Definition) -> DataFrame:
-    """What a definition makes of records, or of rows of tables, without a look at those that do not fit."""
-    if not definition.of_topics:
-        return spark_pipelines.transformed(records, definition.sql, definition.function)
+def tried(nothing: DataFrame, definition: Definition) -> DataFrame:
+    """What a definition makes of no records; refused if it is not made of them row by row, each with its provenance."""
     decoder = decoder_of(definition)
-    decoded = spark_pipelines.decoded(records, decoder)
-    good = spark_pipelines.good_rows(decoded, decoder, provenance=definition.provenance)
-    return spark_pipelines.transformed(good, definition.sql, definition.function)
+    watched, _ = spark_pipelines.observing(spark_pipelines.decoded(nothing, decoder))
+    if definition.of_topics:
+        rows = spark_pipelines.good_rows(watched, decoder, provenance=definition.provenance)
+    else:
+        rows = spark_pipelines.without_reason(watched)
+    made = spark_pipelines.transformed(rows, definition.sql, definition.function)
+    spark_pipelines.check_row_wise(made)
+    missing = [name for name in spark_pipelines.PROVENANCE if definition.provenance and name not in made.columns]
+    if missing:
+        raise InvalidPipeline(
+            f"the transformation does not give {', '.join(missing)}",
+            on="pipeline",
+            remedy="Select them from `source`, as they are: by them rows are replaced when they are made again",
+        )
+    return made
 
 
 @dataclass
@@ -340,8 +362,12 @@ class Batch:
             self._table = _evolved(self._lake, self._table, rows)
         writing = {} if definition.target_file_size is None else {TARGET_SIZE: str(definition.target_file_size)}
         self._target = self._written(self._table, rows, self._replaced, writing, held)
-        # Where nothing was written, Spark may have found out without a look at the records.
-        records, dead = spark_pipelines.observed(seen) if self._target.files else spark_pipelines.counted(decoded)
+        # Where nothing was written, or only what stays, Spark may have found out without a look at the records.
+        certain = bool(self._target.files) and self._replaced is None
+        records, dead = spark_pipelines.observed(seen) if certain else spark_pipelines.counted(decoded)
+        if records != expected:
+            # A job that samples rows before it sorts them has them counted twice.
+            records, dead = spark_pipelines.counted(decoded)
         if records != expected:
             raise ReadFailed(
                 f"{records} records were read where there are {expected}",

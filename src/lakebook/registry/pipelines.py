@@ -57,6 +57,10 @@ INSERT_PIPELINE = Statement(
 )
 GET_PIPELINE = Statement(sa.select(schema.pipelines).where(_p.name == bind("name")), "name")
 PIPELINE_ROW = Statement(sa.select(schema.pipelines).where(_p.id == bind("of_pipeline")), "of_pipeline")
+LOCK_PIPELINE = Statement(sa.select(_p.id).where(_p.id == bind("of_pipeline")).with_for_update(), "of_pipeline")
+PIPELINES_INTO = Statement(
+    sa.select(schema.pipelines).where(_p.target_id == bind("of_table")).order_by(_p.name), "of_table"
+)
 LIST_PIPELINES = Statement(
     sa.select(schema.pipelines)
     .where(_p.name > bind("after"))
@@ -247,7 +251,11 @@ COUNT_LANDED = Statement(
 )
 NUMBER_BATCH = Statement(
     sa.update(schema.pipelines)
-    .where(_p.id == bind("of_pipeline"), _p.token == bind("own_token"))
+    .where(
+        _p.id == bind("of_pipeline"),
+        _p.token == bind("own_token"),
+        _p.state == sa.literal_column(f"'{ACTIVE}'"),
+    )
     .values(last_batch=_p.last_batch + 1)
     .returning(_p.last_batch),
     "of_pipeline",
@@ -474,6 +482,11 @@ def list_pipelines(reader: Reader, after: str, most: int) -> list[PipelineRecord
     return [pipeline_from(row) for row in reader.all(LIST_PIPELINES, after, most)]
 
 
+def pipelines_into(reader: Reader, table_id: int) -> list[PipelineRecord]:
+    """The pipelines that fill a table."""
+    return [pipeline_from(row) for row in reader.all(PIPELINES_INTO, table_id)]
+
+
 def delete_pipeline(transaction: Transaction, pipeline_id: int, name: str) -> None:
     """Forget a pipeline, how far it had come, and what it pinned. Its target stays as it is."""
     if transaction.run(DELETE_PIPELINE, pipeline_id) != 1:
@@ -530,6 +543,30 @@ def lease_of(pipeline_id: int, table_id: int | None = None) -> str:
 def offsets_of(reader: Reader, pipeline_id: int) -> list[SourceOffset]:
     """How far a pipeline has come in each partition of its sources."""
     return [SourceOffset(*row[1:]) for row in reader.all(OFFSETS_OF, pipeline_id)]
+
+
+def add_partitions(
+    transaction: Transaction,
+    pipeline: PipelineRecord,
+    topic_id: int,
+    topic: str,
+    starts: Mapping[int, int],
+    *,
+    pins: bool,
+) -> None:
+    """Let a pipeline begin at 0 of partitions that came since it was made; what is left of them is pinned.
+
+    Under the lock of its row: one that was deleted meanwhile pins nothing, and of two that look one adds them.
+    """
+    if transaction.one(LOCK_PIPELINE, pipeline.id) is None:
+        raise pipeline_not_found(pipeline.name)
+    known = {item.partition for item in offsets_of(transaction, pipeline.id) if item.source_id == topic_id}
+    new = {number: start for number, start in starts.items() if number not in known}
+    if not new:
+        return
+    if pins:
+        take_topic_lease(transaction, topic, new, lease_of(pipeline.id), _FOR_EVER_SECONDS)
+    transaction.insert_many(INSERT_OFFSETS, [(pipeline.id, TOPIC, topic_id, number, 0, 0) for number in sorted(new)])
 
 
 def begin_at_topic(
@@ -624,6 +661,8 @@ def land_batch(transaction: Transaction, pipeline: PipelineRecord, batch: BatchR
 
 def skip_to(transaction: Transaction, pipeline_id: int, places: Mapping[tuple[str, int, int], int]) -> int:
     """Go on behind what is lost; how many partitions were moved. A batch that was planned over it is planned anew."""
+    # Whoever plans a batch changes that row, too.
+    transaction.one(LOCK_PIPELINE, pipeline_id)
     moved = [place for place, offset in sorted(places.items()) if transaction.run(SKIP_TO, pipeline_id, *place, offset)]
     if moved:
         transaction.run(DROP_PLANNED, pipeline_id)

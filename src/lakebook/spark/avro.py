@@ -35,12 +35,22 @@ def check_avro(schema: str) -> None:
 
 def _avro_schema(schema: str) -> Any:
     try:
-        parsed = fastavro.parse_schema(json.loads(schema))
+        parsed = fastavro.parse_schema(_plain(json.loads(schema)))
     except Exception as error:  # noqa: BLE001 - fastavro has no error of its own
         raise InvalidPipeline(f"it is no Avro schema ({error})", on="pipeline") from None
     if not isinstance(parsed, dict) or parsed.get("type") != "record":
         raise InvalidPipeline("the Avro schema has to be one of a record", on="pipeline")
     return parsed
+
+
+def _plain(schema: Any) -> Any:
+    """A schema without logical types that no column stands for: those are read as the values they are stored as."""
+    if isinstance(schema, list):
+        return [_plain(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    known = schema.get("logicalType") in (*_AVRO_LOGICAL, "decimal")
+    return {key: _plain(value) for key, value in schema.items() if known or key != "logicalType"}
 
 
 def _avro_columns(schema: str) -> pa.Schema:
@@ -58,13 +68,13 @@ _AVRO_PLAIN: Mapping[str, pa.DataType] = {
     "bytes": pa.binary(),
     "string": pa.string(),
 }
+_MOST_DIGITS = 38
 _AVRO_LOGICAL: Mapping[str, pa.DataType] = {
     "date": pa.date32(),
     "timestamp-millis": pa.timestamp("us", "UTC"),
     "timestamp-micros": pa.timestamp("us", "UTC"),
     "local-timestamp-millis": pa.timestamp("us"),
     "local-timestamp-micros": pa.timestamp("us"),
-    "uuid": pa.string(),
 }
 
 
@@ -86,6 +96,10 @@ def _avro_type(name: str, kind: Any, known: dict[str, Any]) -> pa.DataType:
     elif isinstance(kind, dict):
         logical = kind.get("logicalType")
         if logical == "decimal":
+            if not 0 < kind.get("precision", 0) <= _MOST_DIGITS:
+                raise InvalidPipeline(
+                    f"the Avro field {shown(name)} has more than {_MOST_DIGITS} digits", on="pipeline"
+                )
             return pa.decimal128(kind["precision"], kind.get("scale", 0))
         if isinstance(logical, str) and logical in _AVRO_LOGICAL:
             return _AVRO_LOGICAL[logical]
@@ -145,9 +159,25 @@ def _avro_reader(
                 return None, "there is more in it than the schema says"
             return found, None
 
+        def fitting(found: Any) -> bool:
+            try:
+                pa.scalar(found, kind)
+            except (pa.ArrowException, OverflowError, TypeError, ValueError):
+                return False
+            return True
+
+        def columns(rows: list[tuple[Any, str | None]]) -> pa.Array:
+            return pa.array([row[0] for row in rows], kind)
+
         for batch in batches:
             rows = [one(value.as_py()) for value in batch.column("value")]
-            arrays = [pa.array([row[0] for row in rows], kind), pa.array([row[1] for row in rows], pa.string())]
+            try:
+                found = columns(rows)
+            except (pa.ArrowException, OverflowError, TypeError, ValueError):
+                # One of them has a value that its type cannot hold.
+                rows = [row if fitting(row[0]) else (None, "a value is out of the range of its type") for row in rows]
+                found = columns(rows)
+            arrays = [found, pa.array([row[1] for row in rows], pa.string())]
             names = [*batch.schema.names, *made]
             yield pa.RecordBatch.from_arrays([*batch.columns, *arrays], names=names)
 

@@ -33,10 +33,21 @@ _RECORDS, _DEAD = "records", "dead"
 # What makes rows of rows one by one, as Spark names the parts of a plan.
 _ROW_WISE = {
     *("WithCTE", "CTERelationDef", "CTERelationRef", "SubqueryAlias", "View", "LogicalRDD", "LocalRelation"),
-    *("Project", "Filter", "Generate", "Sort", "Repartition", "RepartitionByExpression", "RebalancePartitions"),
+    *(
+        "CollectMetrics",
+        "Project",
+        "Filter",
+        "Generate",
+        "Sort",
+        "Repartition",
+        "RepartitionByExpression",
+        "RebalancePartitions",
+    ),
     *("MapInPandas", "MapInArrow", "PythonMapInArrow", "BatchEvalPython", "ArrowEvalPython", "ResolvedHint"),
     *("DeserializeToObject", "MapElements", "MapPartitions", "SerializeFromObject", "TypedFilter"),
 }
+_OBSERVED = "CollectMetrics"
+_DEFINED, _REFERRED = re.compile(r"CTERelationDef (\d+)"), re.compile(r"CTERelationRef (\d+)")
 _SUBQUERY = re.compile(r"\b(?:list|scalar-subquery|exists|array-subquery|lateral-subquery)#\d+ \[")
 _NODE = re.compile(r"^[\s:+-]*(?:!|')?([A-Za-z]\w*)")
 
@@ -196,6 +207,12 @@ def check_row_wise(frame: DataFrame) -> None:
     strange = next((node for node in nodes if node not in _ROW_WISE), None)
     if strange is None and _SUBQUERY.search(text):
         strange = "a subquery"
+    referred = _REFERRED.findall(text)
+    if strange is None and (
+        nodes.count(_OBSERVED) != 1 or any(referred.count(number) != 1 for number in _DEFINED.findall(text))
+    ):
+        # It would be read not at all, or several times.
+        strange = "rows that do not come from `source`, or from it twice"
     if strange is not None:
         raise InvalidPipeline(
             f"the transformation has {_WORDS.get(strange, strange)}, whose outcome depends on where batches are cut",
