@@ -336,3 +336,22 @@ def test_a_view_of_a_view_is_told_of_its_changes_and_not_of_its_merges(book: Boo
     assert stale_hours(above) == [0, 1]
     with pytest.raises(InvalidInput, match="itself"):
         book.views.alter("above", sql="SELECT * FROM lakebook_views.above")
+
+
+def test_a_view_of_a_view_keeps_what_is_retired_and_is_told_of_what_became_empty(
+    book: Book, spark: SparkSession
+) -> None:
+    table = orders(book)
+    order(table, 0.5)
+    order(table, 1.5, first=1)
+    view = view_of(book)
+    view.materialize(spark, at(0), at(2))
+    above = view_of(book, "lakebook_views.hourly", "above")
+    above.materialize(spark, at(0), at(2))
+    view.retire_partitions(at(0), at(1))
+    assert (frozen_hours(above), stale_hours(above)) == ([0], [])
+    table.delete("id = 1")
+    assert view.materialize(spark, at(1), at(2)).empty == 1
+    assert (frozen_hours(above), stale_hours(above)) == ([0], [1])
+    above.materialize(spark, at(0), at(2))
+    assert rows(above) == [(0, at(0.5), "eu")]

@@ -320,6 +320,8 @@ class TableChange:
     by_topic: bool = False
     #: Whether the view makes it whose ranges are the table's files.
     by_view: bool = False
+    #: Whether the rows it takes are gone for ever, and not because they should not be: what views have of them stays.
+    gone: bool = False
 
     @property
     def is_small(self) -> bool:
@@ -519,7 +521,7 @@ def _tell_views(
     if change.operation == REPLACE:
         return  # The same rows in other files.
     # What a topic's table loses, the topic has lost.
-    gone = change.by_topic and not change.added
+    gone = change.gone or (change.by_topic and not change.added)
     mark_stale(
         transaction,
         TABLE,

@@ -213,8 +213,14 @@ def change_files(
     files: Sequence[NewFile],
     replaced: Sequence[Range],
     commit_id: str,
+    *,
+    gone: bool = False,
 ) -> Committed | None:
-    """Make a version of the view's table in which files come in the place of ranges; none if there are none."""
+    """Make a version of the view's table in which files come in the place of ranges; none if there are none.
+
+    `gone` says that the ranges are retired: a view of this view keeps what it has of them. A range that is built
+    anew and has no rows any more is another matter.
+    """
     paths = [item.file_path for item in replaced if item.file_path is not None]
     rows = files_by_path(transaction, paths)
     ids = [row["id"] for row in rows.values() if row["table_id"] == table.id and row["to_version"] is None]
@@ -227,7 +233,7 @@ def change_files(
     if operation != "replace":
         operation = "overwrite" if files and ids else "append" if files else "delete"
     # The paths are the view's own, and nobody else changes the table.
-    change = TableChange(operation, files, ids, checked=True, waits=False, by_view=True)
+    change = TableChange(operation, files, ids, checked=True, waits=False, by_view=True, gone=gone)
     return commit_change(transaction, table, change, commit_id)
 
 

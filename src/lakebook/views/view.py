@@ -307,7 +307,7 @@ class View:
                 found = ranges_between(transaction, view.name, instance, *span)
             gone = locked_ranges(transaction, [item.id for item in found if wanted(item)])
             removed = retire_ranges(transaction, view.name, gone)
-            done = change_files(transaction, table, "delete", (), gone, commit_id)
+            done = change_files(transaction, table, "delete", (), gone, commit_id, gone=True)
             versions[:] = [] if done is None else [done.version]
             return removed
 
