@@ -14,7 +14,8 @@
     │   ├── MergeConflict
     │   ├── PipelineBusy
     │   ├── RangeClaimed
-    │   └── SchemaChanged
+    │   ├── SchemaChanged
+    │   └── ViewChanged
     └── TerminalError             trying the same again cannot help
         ├── InvalidInput
         │   ├── InvalidName
@@ -226,6 +227,10 @@ class RangeClaimed(TransientError):
 
 class SchemaChanged(TransientError):
     """The table's schema has changed meanwhile; look at the new one and repeat the change."""
+
+
+class ViewChanged(TransientError):
+    """The view's definition has changed meanwhile; look at the new one and repeat the change."""
 
 
 # --- bad input -----------------------------------------------------------------

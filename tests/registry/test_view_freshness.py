@@ -9,9 +9,10 @@ import pytest
 from books import SQLITE
 from lake import in_memory, insert, own_warehouse, rows_of, run_sql  # noqa: F401
 from lakebook import Book
-from lakebook.errors import ClaimLost, RangeClaimed, RangeOverlap, ReadOnlyTable, ViewNotFound
+from lakebook.errors import ClaimLost, RangeClaimed, RangeOverlap, ReadOnlyTable, ViewChanged, ViewNotFound
 from lakebook.lake.table import Table
 from lakebook.registry.freshness import merged
+from lakebook.registry.views import alter_view
 from stream_writes import append, filled, merge
 from streaming import produce
 from viewing import (
@@ -220,6 +221,40 @@ def test_another_query_leaves_what_is_built_until_it_is_built_anew(book: Book, t
     enter_hours(book, view, [0])
     assert [spec.state for spec in view.plan(at(0), at(2))] == ["empty", "outdated"]
     assert len(view.list_partitions()) == 2
+
+
+@in_memory
+def test_what_was_not_watched_meanwhile_is_stale_when_a_view_returns_to_it(book: Book, table: Table) -> None:
+    orders(book, "others")
+    view = view_of(book)
+    enter_hours(book, view, [0, 1])
+    held = claim(book, view, at(2), at(3))
+    book.views.alter("hourly", sql="SELECT * FROM others")
+    order(table, 0.5)
+    book.views.alter("hourly", sql="SELECT * FROM orders")
+    enter(book, view, held)
+    assert stale_hours(view) == [0, 1, 2]
+
+
+def test_a_name_that_is_another_table_now_makes_all_stale_when_the_view_is_altered(book: Book, table: Table) -> None:
+    view = view_of(book)
+    enter_hours(book, view, [0])
+    book.views.alter("hourly", lookback=60.0)
+    assert stale_hours(view) == []
+    book.tables.rename("orders", "former")
+    orders(book)
+    book.views.alter("hourly", lookback=70.0)
+    assert stale_hours(view) == [0]
+
+
+def test_of_two_changes_of_a_view_at_once_one_is_refused(book: Book, table: Table) -> None:
+    view = view_of(book)
+    read = view.record
+    book.views.alter("hourly", retention=60.0)
+    wanted = {**read.definition, "lookback": 60.0}
+    with pytest.raises(ViewChanged):
+        book._registry.write(lambda transaction: alter_view(transaction, read, wanted, read.schema_hash, read.sources))
+    assert view.definition.retention == 60.0
 
 
 @in_memory

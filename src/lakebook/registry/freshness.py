@@ -114,6 +114,13 @@ def mark_stale(
             transaction.run(ranges, now, name, least, most)
 
 
+def mark_all_stale(transaction: Transaction, view_id: int, name: str) -> None:
+    """Mark all that is built of a view, and all that is being built, as stale."""
+    claims, ranges = _STALE
+    transaction.run(claims, view_id, *ALWAYS)
+    transaction.run(ranges, transaction.clock.now_ms(), name, *ALWAYS)
+
+
 def freeze_all(transaction: Transaction, kind: str, source_id: int) -> None:
     """Freeze all that was built of a source that is no more."""
     mark_stale(transaction, kind, source_id, lambda _: [ALWAYS], gone=True)

@@ -11,10 +11,10 @@ import orjson
 import sqlalchemy as sa
 
 from lakebook.clock import to_datetime
-from lakebook.errors import ViewAlreadyExists, ViewNotFound
+from lakebook.errors import ViewAlreadyExists, ViewChanged, ViewNotFound
 from lakebook.names import shown
 from lakebook.registry import schema
-from lakebook.registry.freshness import TABLE, TOPIC, milliseconds_of
+from lakebook.registry.freshness import TABLE, TOPIC, mark_all_stale, milliseconds_of
 from lakebook.registry.statements import ZERO, Statement, bind, insert_into
 from lakebook.registry.tables import (
     GET_NAMESPACE,
@@ -234,12 +234,24 @@ def alter_view(
     schema_hash: str,
     sources: Sequence[Source],
 ) -> ViewRecord:
-    """Give a view another definition. What is built stays until it is built anew."""
-    locked_view(transaction, view)
+    """Give a view, as it was looked up before, another definition. What is built stays until it is built anew."""
+    present = locked_view(transaction, view)
+    if present.definition != view.definition:
+        raise ViewChanged(
+            "its definition has changed meanwhile", on=view.shown, remedy="Look at the new one and repeat the change"
+        )
+    if _watched(present.sources) != _watched(sources):
+        # Of what was not among its sources, or was another thing of that name, no commit has marked anything.
+        mark_all_stale(transaction, view.id, view.name)
     text = orjson.dumps(dict(definition)).decode()
     transaction.run(CHANGE_VIEW, text, schema_hash, transaction.clock.now_ms(), view.id)
     _set_sources(transaction, view.id, sources)
     return current_view(transaction, view)
+
+
+def _watched(sources: Sequence[Source]) -> set[tuple[str, str, int, int | None]]:
+    """What commits are looked at for, and by which name the query reads it."""
+    return {(item.name, item.kind, item.id, item.field_id) for item in sources}
 
 
 def set_view_state(transaction: Transaction, view: ViewRecord, state: str) -> bool:
