@@ -24,10 +24,16 @@ from lakebook.lake.leasing import Lease
 from lakebook.lake.repairing import Repaired
 from lakebook.lake.table import ColumnDescription
 from lakebook.metrics import GAUGES, Metrics
+from lakebook.pipelines.backfill import BackfillReport
+from lakebook.pipelines.definitions import Definition
+from lakebook.pipelines.pipeline import Pipeline, PipelineDescription
+from lakebook.pipelines.pipelines import Pipelines
+from lakebook.pipelines.running import BatchReport, RunReport
 from lakebook.registry import schema
 from lakebook.registry.events import EventLog
 from lakebook.registry.history import TableVersion
 from lakebook.registry.members import GroupMember, Membership
+from lakebook.registry.ranges import Range
 from lakebook.registry.rates import PartitionTraffic, ReadingGroup, TopicTraffic
 from lakebook.registry.stream_checks import Finding, Verification
 from lakebook.registry.table_files import PlannedFile
@@ -41,6 +47,9 @@ from lakebook.streams.producer import Producer
 from lakebook.streams.records import Record
 from lakebook.streams.topic import Topic, TopicDescription
 from lakebook.streams.topics import Topics
+from lakebook.views.planning import Coverage
+from lakebook.views.view import Materialized, View
+from lakebook.views.views import Views
 
 FOLDER = Path(__file__).parent / "reference"
 NOTE = "<!-- Written by `make docs` from the code; change it there. -->\n\n"
@@ -77,6 +86,18 @@ REACHED = (
     Extremes,
     Lease,
     SchemaUpdate,
+    Pipelines,
+    Pipeline,
+    PipelineDescription,
+    Definition,
+    RunReport,
+    BatchReport,
+    BackfillReport,
+    Views,
+    View,
+    Materialized,
+    Coverage,
+    Range,
     Expired,
     Cleaned,
     Swept,
