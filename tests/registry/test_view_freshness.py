@@ -13,6 +13,7 @@ from lakebook.errors import ClaimLost, RangeClaimed, RangeOverlap, ReadOnlyTable
 from lakebook.lake.table import Table
 from lakebook.registry.freshness import merged
 from lakebook.registry.views import alter_view
+from lakebook.views.merging import mergeable
 from stream_writes import append, filled, merge
 from streaming import produce
 from viewing import (
@@ -354,3 +355,17 @@ def test_retention_of_a_topic_that_is_a_table_freezes_views_of_the_table(book: B
     assert stale_hours(view) == [4]
     book.metadata.delete_segments_before("clicks", 0, 1)
     assert (frozen_hours(view), stale_hours(view)) == ([0], [4])
+
+
+@in_memory
+def test_frozen_ranges_are_not_merged_with_others(book: Book) -> None:
+    book.topics.create("clicks", 1)
+    produce(book, "clicks", 0, 1, times=[at(0.5)])
+    produce(book, "clicks", 0, 2, times=[at(2.5)])
+    view = view_of(book, "clicks", event_time="timestamp")
+    enter_hours(book, view, range(24))
+    assert len(mergeable(book.lake, view.record, "global", "day")) == 1
+    book.metadata.delete_segments_before("clicks", 0, 1)
+    assert mergeable(book.lake, view.record, "global", "day") == []
+    book.topics.delete("clicks")
+    assert len(mergeable(book.lake, view.record, "global", "day")) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -355,3 +356,37 @@ def test_a_view_of_a_view_keeps_what_is_retired_and_is_told_of_what_became_empty
     assert (frozen_hours(above), stale_hours(above)) == ([0], [1])
     above.materialize(spark, at(0), at(2))
     assert rows(above) == [(0, at(0.5), "eu")]
+
+
+def test_retention_before_the_sources_are_pinned_takes_nothing_from_what_is_built(
+    book: Book, spark: SparkSession
+) -> None:
+    book.topics.create("clicks", 1)
+    produce(book, "clicks", 0, 1, times=[at(0.5)])
+    view = view_of(book, "clicks", event_time="timestamp")
+    view.materialize(spark, at(0), at(1))
+    produce(book, "clicks", 0, 2, times=[at(0.6)])
+
+    def retain() -> None:
+        book.metadata.delete_segments_before("clicks", 0, 1)
+
+    with failpoints.armed("view.claimed", retain):
+        assert view.materialize(spark, at(0), at(1)).frozen == 1
+    assert (view.count(), frozen_hours(view), view.claims()) == (1, [0], [])
+
+
+def test_a_range_that_was_merged_since_the_plan_is_left_alone_or_built_as_a_whole(
+    book: Book, spark: SparkSession
+) -> None:
+    table = orders(book)
+    order(table, 0.5)
+    view = view_of(book)
+    view.materialize(spark, T0, T0 + DAY, parallel=4)
+    planned = [("global", spec) for spec in view.plan(at(0), at(1))]
+    view.merge_partitions(spark, "day")
+    due = [(name, replace(spec, state="stale")) for name, spec in planned]
+    done = view.build(spark, view.record, due)
+    assert (done.up_to_date, done.failed) == (1, {})
+    done = view.build(spark, view.record, due, force=True)
+    assert (done.built, done.failed) == (1, {})
+    assert [hours_of(item) for item in view.list_partitions()] == [(0, 24)]

@@ -60,6 +60,13 @@ LOCK_CLAIM = Statement(
     "begin",
     "of_token",
 )
+IS_FROZEN = Statement(
+    sa.select(_c.frozen).where(*_one, _c.begin_time == bind("begin"), _c.token == bind("of_token")),
+    "of_view",
+    "instance",
+    "begin",
+    "of_token",
+)
 CLAIMS_OF = Statement(
     sa.select(_c.instance, _c.begin_time, _c.end_time, _c.holder, _c.expires_at)
     .where(_c.view_id == bind("of_view"))
@@ -147,6 +154,12 @@ def settle_claim(transaction: Transaction, view: ViewRecord, claim: Claim) -> tu
         )
     transaction.run(DELETE_CLAIM, *claim._key)
     return bool(row[0]), bool(row[1])
+
+
+def is_frozen(reader: Reader, claim: Claim) -> bool:
+    """Whether rows of the range have gone from its sources since it was claimed; of a lost claim the end tells."""
+    row = reader.one(IS_FROZEN, *claim._key)
+    return row is not None and bool(row[0])
 
 
 def list_claims(reader: Reader, view: ViewRecord) -> list[ClaimInfo]:

@@ -16,7 +16,7 @@ from lakebook.lake.inserting import insert_data, one_clear_error
 from lakebook.lake.lake import Lake
 from lakebook.lake.properties import TARGET_SIZE
 from lakebook.lake.steps import Steps
-from lakebook.registry.claims import Claim, end_claim, renew_claim, settle_claim, take_claim
+from lakebook.registry.claims import Claim, end_claim, is_frozen, renew_claim, settle_claim, take_claim
 from lakebook.registry.freshness import span_of
 from lakebook.registry.ranges import NewRange, Range, enter_range, replaced_by, retire_ranges
 from lakebook.registry.table_files import Committed, NewFile, TableChange, commit_change, files_by_path
@@ -26,9 +26,10 @@ from lakebook.registry.views import ViewRecord, view_table
 from lakebook.spark import queries
 from lakebook.streams.metadata_store import MetadataStore
 from lakebook.views.definition import definition_of
-from lakebook.views.planning import RangeSpec, state_of
+from lakebook.views.planning import FROZEN, RangeSpec, state_of
 from lakebook.views.shaping import table_for
 from lakebook.views.sources import opened
+from lakebook.views.times import extent
 
 if TYPE_CHECKING:
     from lakebook.spark.types import DataFrame, SparkSession
@@ -98,19 +99,52 @@ def build_range(
     *,
     force: bool = False,
 ) -> Built:
-    """Build a range, unless another worker has built it meanwhile; `RangeClaimed` while one does."""
+    """Build a range, unless another worker has built it meanwhile; `RangeClaimed` while one does.
+
+    What has become part of a wider range meanwhile is built, by force, with all of that.
+    """
     with claimed(lake, view, instance, spec.begin, spec.end) as (claim, current, ranges):
-        now = RangeSpec(spec.begin, spec.end, state_of(current, ranges, spec.begin, spec.end), tuple(ranges))
-        if not now.is_due(force=force):
-            return Built(spec.begin, spec.end, UP_TO_DATE)
-        with opened(lake, metadata, spark, current, spec.begin, spec.end) as sources:
-            query = definition_of(current).query
-            table = lake.registry.read_with(lambda reader: view_table(reader, current, instance))
-            if sources.is_empty and query.is_empty_of_nothing and table is not None:
-                return _enter_nothing(lake, current, instance, table, claim, sources.source_hash)
-            parameters = {INSTANCE: instance} if INSTANCE in query.parameters else {}
-            with queries.query_over(spark, sources.frames, query.over, parameters) as frame:
-                return _write(lake, current, instance, claim, frame, sources.source_hash)
+        wider = _wider(spec, ranges)
+        if wider is None:
+            return _build_claimed(lake, metadata, spark, current, instance, claim, ranges, force=force)
+    if not force:
+        return Built(spec.begin, spec.end, UP_TO_DATE)
+    return build_range(lake, metadata, spark, view, instance, wider, force=True)
+
+
+def _wider(spec: RangeSpec, ranges: Sequence[Range]) -> RangeSpec | None:
+    """The range that covers a planned one and all that is built there; none if nothing reaches beyond it."""
+    extents = [extent(item) for item in ranges]
+    begin = min([spec.begin, *(low for low, _ in extents)])
+    end = max([spec.end, *(high for _, high in extents)])
+    return None if (begin, end) == (spec.begin, spec.end) else RangeSpec(begin, end, spec.state)
+
+
+def _build_claimed(
+    lake: Lake,
+    metadata: MetadataStore,
+    spark: SparkSession,
+    current: ViewRecord,
+    instance: str,
+    claim: Claim,
+    ranges: Sequence[Range],
+    *,
+    force: bool,
+) -> Built:
+    now = RangeSpec(claim.begin, claim.end, state_of(current, ranges, claim.begin, claim.end), tuple(ranges))
+    if not now.is_due(force=force):
+        return Built(claim.begin, claim.end, UP_TO_DATE)
+    with opened(lake, metadata, spark, current, claim.begin, claim.end) as sources:
+        if ranges and not force and lake.registry.read_with(lambda reader: is_frozen(reader, claim)):
+            # Rows have gone before they were pinned: what is built has more of them than a build would have.
+            return Built(claim.begin, claim.end, FROZEN)
+        query = definition_of(current).query
+        table = lake.registry.read_with(lambda reader: view_table(reader, current, instance))
+        if sources.is_empty and query.is_empty_of_nothing and table is not None:
+            return _enter_nothing(lake, current, instance, table, claim, sources.source_hash)
+        parameters = {INSTANCE: instance} if INSTANCE in query.parameters else {}
+        with queries.query_over(spark, sources.frames, query.over, parameters) as frame:
+            return _write(lake, current, instance, claim, frame, sources.source_hash)
 
 
 def _write(lake: Lake, view: ViewRecord, instance: str, claim: Claim, frame: DataFrame, source_hash: str) -> Built:

@@ -53,7 +53,12 @@ def _bounds(parts: Sequence[Range], width: int) -> tuple[int, int]:
 
 
 def _is_whole(view: ViewRecord, parts: Sequence[Range], begin: int, end: int) -> bool:
-    """Whether ranges are fresh and lie one after the other from a boundary to the next."""
+    """Whether ranges are fresh and lie one after the other from a boundary to the next.
+
+    Either all of them are frozen or none: one frozen range would keep all others from ever being built anew.
+    """
+    if len({item.frozen_at is None for item in parts}) > 1:
+        return False
     position = begin
     for item in parts:
         low, high = extent(item)

@@ -26,6 +26,7 @@ from lakebook.views.building import BUILT, EMPTY, Built, build_range, change_fil
 from lakebook.views.definition import Definition, definition_of
 from lakebook.views.merging import merge_range, mergeable
 from lakebook.views.planning import (
+    FROZEN,
     Coverage,
     RangeSpec,
     coverage_of,
@@ -369,7 +370,7 @@ def _count(done: Materialized, outcome: Built | RangeClaimed | tuple[str, str]) 
     elif isinstance(outcome, tuple):
         done.failed[outcome[0]] = outcome[1]
     else:
-        counts: Mapping[str, str] = {BUILT: "built", EMPTY: "empty"}
+        counts: Mapping[str, str] = {BUILT: "built", EMPTY: "empty", FROZEN: "frozen"}
         name = counts.get(outcome.outcome, "up_to_date")
         setattr(done, name, getattr(done, name) + 1)
         done.rows += outcome.rows
