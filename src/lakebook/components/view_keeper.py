@@ -193,7 +193,8 @@ class ViewKeeper(Component):
                 for name, spec in specs
                 if spec.state != MISSING or (first is not None and spec.end > first)
             ]
-        return specs[:_MOST_RANGES]
+        # The newest first: ranges that fail again and again, or a long past, keep nothing new from being built.
+        return sorted(specs, key=lambda item: item[1].begin, reverse=True)[:_MOST_RANGES]
 
     def _first_time(self, view: ViewRecord) -> int | None:
         """When the rows of its sources begin; looked up now and then, for that takes a walk through their files."""
@@ -208,20 +209,28 @@ class ViewKeeper(Component):
         """Build, merge and retire what is due of one view; what was done."""
         done: dict[str, Any] = {}
         shown = View(self.lake, self._metadata, view)
-        specs = self._due(view, self.lake.clock.now_ms())
-        if specs and self._spark is not None:
-            with self.journal.work("materialize", reason) as entry:
-                built = shown.build(self._spark(), view, specs)
-                done = {"view": view.name, "built": built.built, "empty": built.empty, "rows": built.rows}
-                entry.detail.update(done)
-                if built.failed:
-                    (where, why), *others = built.failed.items()
-                    raise BuildFailed(f"{where} and {len(others)} other ranges failed ({why})", on=view.shown)
-        if self._is_untidy(view):
-            self._tidied[view.id] = self.lake.clock.monotonic()
-            done |= self._tidy(shown, view, reason)
+        try:
+            done |= self._build(shown, view, reason)
+        finally:
+            # A view of which nothing can be built has ranges that expire all the same.
+            if self._is_untidy(view):
+                self._tidied[view.id] = self.lake.clock.monotonic()
+                done |= self._tidy(shown, view, reason)
         if view.failures:
             self.lake.registry.write(lambda transaction: note_success(transaction, view))
+        return done
+
+    def _build(self, shown: View, view: ViewRecord, reason: str) -> dict[str, Any]:
+        specs = self._due(view, self.lake.clock.now_ms())
+        if not specs or self._spark is None:
+            return {}
+        with self.journal.work("materialize", reason) as entry:
+            built = shown.build(self._spark(), view, specs)
+            done = {"view": view.name, "built": built.built, "empty": built.empty, "rows": built.rows}
+            entry.detail.update(done)
+            if built.failed:
+                (where, why), *others = built.failed.items()
+                raise BuildFailed(f"{where} and {len(others)} other ranges failed ({why})", on=view.shown)
         return done
 
     def _tidy(self, shown: View, view: ViewRecord, reason: str) -> dict[str, Any]:
