@@ -11,7 +11,7 @@ from lake import in_memory, insert, own_warehouse, rows_of, run_sql  # noqa: F40
 from lakebook import Book
 from lakebook.errors import ClaimLost, RangeClaimed, RangeOverlap, ReadOnlyTable, ViewChanged, ViewNotFound
 from lakebook.lake.table import Table
-from lakebook.registry.freshness import merged
+from lakebook.registry.freshness import _FROZEN, _STALE, ALWAYS, merged
 from lakebook.registry.views import alter_view
 from lakebook.views.merging import mergeable
 from stream_writes import append, filled, merge
@@ -131,6 +131,16 @@ def test_a_commit_while_a_range_is_built_makes_it_stale_from_the_beginning(book:
     assert stale_hours(view) == [0]
     enter_hours(book, view, [0])
     assert stale_hours(view) == []
+
+
+def test_a_claim_is_marked_once_and_not_waited_for_again(book: Book, table: Table) -> None:
+    view = view_of(book)
+    held = claim(book, view, at(0), at(1))
+    marks = [
+        book._registry.write(lambda transaction: transaction.run(statement, held.view_id, *ALWAYS))  # noqa: B023
+        for statement in (_STALE[0], _STALE[0], _FROZEN[0], _FROZEN[0])
+    ]
+    assert marks == [1, 0, 1, 0]
 
 
 def test_a_commit_of_another_time_leaves_a_claim_alone(book: Book, table: Table) -> None:

@@ -46,7 +46,13 @@ VIEWS_OF_SOURCE = Statement(
 def _claims(column: sa.Column[bool]) -> Statement:
     return Statement(
         sa.update(schema.view_claims)
-        .where(_c.view_id == bind("of_view"), _c.begin_time <= bind("most"), _c.end_time > bind("least"))
+        .where(
+            _c.view_id == bind("of_view"),
+            _c.begin_time <= bind("most"),
+            _c.end_time > bind("least"),
+            # One that is marked has all it needs: who commits does not wait for it again.
+            column.is_(sa.false()),
+        )
         .values({column.name: sa.true()}),
         "of_view",
         "least",

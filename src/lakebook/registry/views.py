@@ -283,8 +283,10 @@ def drop_view(transaction: Transaction, view: ViewRecord) -> int:
     transaction.lock(*(table.object_id for table in tables.values()))
     for table in tables.values():
         drop_table(transaction, table, by_view=True)
+    # Claims before ranges, as everybody does.
+    transaction.run(DELETE_CLAIMS, view.id)
     ranges = transaction.run(DELETE_RANGES, view.name)
-    for statement in (DELETE_CLAIMS, DELETE_INSTANCES, DELETE_SOURCES, DELETE_VIEW):
+    for statement in (DELETE_INSTANCES, DELETE_SOURCES, DELETE_VIEW):
         transaction.run(statement, view.id)
     return ranges
 
