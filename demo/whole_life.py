@@ -70,8 +70,8 @@ class Watch:
             pipeline = self._book.pipelines["clicks"].describe()
             table = self._book.table("clicks")
             record = table.record
-            seen = (monotonic() - begun, pipeline.records, pipeline.lag, record.file_count, len(table.snapshots()))
-            self.seen.append(seen)
+            lag = pipeline.lag or 0
+            self.seen.append((monotonic() - begun, pipeline.records, lag, record.file_count, len(table.snapshots())))
             if self._ended.wait(0.5):
                 return
 

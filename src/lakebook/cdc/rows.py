@@ -31,6 +31,8 @@ class TableRow:
     deleted_at: int | None = None
     hold_until: int = 0
     topic_id: int | None = None
+    #: The view whose ranges are its files, if it is a view's.
+    view_id: int | None = None
 
     @property
     def table_id(self) -> int:
