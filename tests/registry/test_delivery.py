@@ -1169,11 +1169,11 @@ def test_while_the_holder_finishes_its_last_calls_nobody_takes_over(place: Place
 @on_disk
 def test_no_clock_decides_who_has_the_turn(place: Place) -> None:
     clock, other = ManualClock(), ManualClock()
-    book = place.open(clock=clock, astha_lease=0.5)
+    book = place.open(clock=clock, astha_lease=2.0)
     book.metadata.create_topic(TOPIC, 2)
     begin_here(book)
     recorder, waiting = Recorder(), Recorder()
-    second = Astha(place.open(clock=other, astha_lease=0.5)._registry, [waiting])
+    second = Astha(place.open(clock=other, astha_lease=2.0)._registry, [waiting])
     with delivering(book, recorder) as astha:
         second.start()
         for move in (clock.turn_back, other.turn_back, clock.advance, other.advance):
