@@ -43,7 +43,7 @@ demo: setup java ## the life of a topic, of a table on Spark, of one that looks 
 	@$(BIN)/python demo/whole_life.py
 
 test: setup java ## the whole test suite, with few kills
-	@$(if $(TEST_TMP),TMPDIR=$(TEST_TMP)) LAKEBOOK_TEST_KILLS=$(KILLS) $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 25
+	@$(if $(TEST_TMP),TMPDIR=$(TEST_TMP)) LAKEBOOK_TEST_KILLS=$(KILLS) $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 25
 
 soak: setup java ## the fault tests at length; the last result is recorded in docs/soak.md
 	@LAKEBOOK_TEST_KILLS=$(SOAK_KILLS) LAKEBOOK_TEST_STEPS=$(SOAK_STEPS) \
