@@ -6,8 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from books import SQLITE
-from lake import in_memory, insert, own_warehouse, rows_of, run_sql  # noqa: F401
+from lake import in_memory, insert, own_warehouse, run_sql  # noqa: F401
 from lakebook import Book
 from lakebook.errors import ClaimLost, RangeClaimed, RangeOverlap, ReadOnlyTable, ViewChanged, ViewNotFound
 from lakebook.lake.table import Table
@@ -325,18 +324,6 @@ def test_the_table_of_a_view_is_changed_by_nobody_else(book: Book, table: Table)
 
 
 # --- changes that others make --------------------------------------------------
-
-
-@pytest.mark.parametrize("place", [SQLITE], indirect=True)
-def test_the_commit_of_an_outside_engine_makes_everything_stale_for_its_bounds_are_not_known_yet(
-    book: Book, table: Table
-) -> None:
-    order(table, 0.5)
-    view = view_of(book)
-    enter_hours(book, view, range(4))
-    outside = book.catalog().load_table("default.orders")
-    outside.append(rows_of(table, [{"id": 7, "ts": at(2.5), "region": "eu"}]))
-    assert stale_hours(view) == [0, 1, 2, 3]
 
 
 @in_memory

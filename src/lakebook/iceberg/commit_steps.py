@@ -31,6 +31,7 @@ from lakebook.iceberg.incoming import ACCEPTED, Incoming, ReadSnapshot, operatio
 from lakebook.iceberg.partitioning import order_to_json, spec_to_json
 from lakebook.iceberg.publishing import Publisher, Work, files_only_of
 from lakebook.iceberg.schemas import MAX_FIELD_ID, can_promote, check_fields, schema_to_json, walk
+from lakebook.iceberg.statistics import time_fields
 from lakebook.iceberg.table_metadata import schema_for, with_log
 from lakebook.iceberg.update_ids import with_settled_ids
 from lakebook.names import shown
@@ -75,6 +76,7 @@ class _Steps:
         self._table_id = table_id
         self._metadata = metadata
         self._specs = {spec.spec_id: spec for spec in metadata.partition_specs}
+        self._times: tuple[Sequence[Schema], Mapping[int, str]] = ((), {})
         self._listings: dict[int, list[str]] = {}
         self._snapshots: list[SnapshotRecord] = []
         self._files: list[MetadataFile] = []
@@ -88,7 +90,14 @@ class _Steps:
         if spec is None:
             raise NotAccepted(f"there is no partition spec {entry.data_file.spec_id}", on=self._on)
         schema = schema_for(spec, self._metadata.schemas)
-        return self._incoming.new_file(self._on, entry, spec, schema, explicit)
+        return self._incoming.new_file(self._on, entry, spec, schema, explicit, self._time_fields())
+
+    def _time_fields(self) -> Mapping[int, str]:
+        """The table's columns of timestamps; looked for once, however many files there are."""
+        schemas, fields = self._times
+        if schemas is not self._metadata.schemas:
+            schemas, fields = self._times = (self._metadata.schemas, time_fields(self._metadata.schemas))
+        return fields
 
     def _enter(self, read: ReadSnapshot, version: int | None, pinned: int) -> None:
         """Enter a snapshot's row, its manifests and its list."""

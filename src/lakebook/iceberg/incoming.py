@@ -7,7 +7,7 @@ that is taken.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -29,6 +29,7 @@ from lakebook.errors import InvalidInput, LakebookError, NotAccepted, PathOutsid
 from lakebook.iceberg.manifests import entries_of, live_entries, read_manifest_list
 from lakebook.iceberg.partitioning import partition_path, partition_to_json
 from lakebook.iceberg.publishing import Publisher
+from lakebook.iceberg.statistics import said_times
 from lakebook.names import check_text, shown
 from lakebook.registry.outside import known_metadata
 from lakebook.registry.table_files import NewFile
@@ -195,15 +196,22 @@ class Incoming:
         return self.inside(file.file_path)
 
     def new_file(
-        self, on: str, entry: ManifestEntry, spec: PartitionSpec, schema: Schema, sequence: int | None
+        self,
+        on: str,
+        entry: ManifestEntry,
+        spec: PartitionSpec,
+        schema: Schema,
+        sequence: int | None,
+        times: Mapping[int, str],
     ) -> NewFile:
-        """A file of an outside engine; its footer and checksum are owed."""
+        """A file of an outside engine; its footer and checksum are owed.
+
+        `times` are the table's columns of timestamps: what the engine says of them tells views what is stale.
+        """
         file = entry.data_file
         path = self.check_entry(on, entry)
         self.check_there(on, path, file.file_size_in_bytes)
-        referenced = None
-        if file.content == DataFileContent.POSITION_DELETES:
-            referenced = self._referenced(file)
+        is_deletes = file.content == DataFileContent.POSITION_DELETES
         own = self._store.uri(path)
         return NewFile(
             file_path=path,
@@ -217,10 +225,11 @@ class Incoming:
             partition_values=partition_to_json(spec, schema, file.partition),
             spec_id=file.spec_id,
             is_compressed=True,
-            content=1 if file.content == DataFileContent.POSITION_DELETES else 0,
+            content=1 if is_deletes else 0,
             location=None if file.file_path == own else file.file_path,
             sequence_number=sequence,
-            referenced_path=referenced,
+            referenced_path=self._referenced(file) if is_deletes else None,
+            stats=() if is_deletes else said_times(times, file),
         )
 
     def check_there(self, on: str, path: str, size: int) -> None:

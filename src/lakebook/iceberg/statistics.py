@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +77,34 @@ def stats_from_manifest(schema: Schema, file: DataFile) -> tuple[ColumnStats, ..
             nans.get(number),
         )
         found.append(column_stats(number, leaf.type, bounds, is_exact=True, column_size=sizes.get(number)))
+    return tuple(found)
+
+
+_TIMES = ("timestamp", "timestamptz")
+
+
+def time_fields(schemas: Iterable[Schema]) -> dict[int, str]:
+    """The columns of timestamps that schemas have, with their types, by field id."""
+    leaves = (leaf for schema in schemas for leaf in leaf_fields(schema))
+    return {leaf.field_id: leaf.type for leaf in leaves if leaf.type in _TIMES and not leaf.in_collection}
+
+
+def said_times(fields: Mapping[int, str], file: DataFile) -> tuple[ColumnStats, ...]:
+    """What the writer of a file says of its columns of timestamps, as far as it can be true.
+
+    Bounds of timestamps are never cut, so they tell which times have rows. Nobody has compared them with the file.
+    """
+    lowers, uppers = file.lower_bounds or {}, file.upper_bounds or {}
+    nulls = file.null_value_counts or {}
+    found = []
+    for number, kind in fields.items():
+        lower, upper = _encoded(kind, lowers.get(number)), _encoded(kind, uppers.get(number))
+        count = nulls.get(number)
+        is_bounded = lower is not None and upper is not None and lower <= upper
+        if not is_bounded and count != file.record_count:
+            continue
+        bounds = ColumnBounds(lower, upper, file.record_count, None if is_bounded else count, 0)
+        found.append(column_stats(number, kind, bounds, is_exact=False))
     return tuple(found)
 
 

@@ -315,6 +315,8 @@ def known_bounds(
     """What is known of a file's columns; `reader` is a transaction that is at work."""
 
     def of(field_id: int) -> ColumnBounds | None:
+        if not file.checksum:
+            return None  # What its writer says of it, nobody has looked at yet.
         found = bounds_of(stats.get((file.id, field_id)))
         if found is None and file.has_statistics and field_id > 0:
             shape = plan.lake.shape_of(plan.table, file.schema_version, reader)

@@ -5,7 +5,7 @@ A late footer is entered only where its file still has a row and is not being de
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,9 @@ import sqlalchemy as sa
 
 from lakebook.registry import schema
 from lakebook.registry.changes import row_of, update_row
-from lakebook.registry.file_stats import DELETE_STATS, ColumnStats, insert_stats
+from lakebook.registry.file_stats import DELETE_STATS, ColumnStats, all_stats_of, insert_stats, span_of_stats
 from lakebook.registry.footers import insert_footers, load_footers
+from lakebook.registry.freshness import ALWAYS, TABLE, Span, mark_stale
 from lakebook.registry.outside import ROWS_BY_PATH, WAITING
 from lakebook.registry.statements import ZERO, Statement, bind
 from lakebook.registry.tables import TABLE_ROW
@@ -113,12 +114,28 @@ def pay_debt(transaction: Transaction, debt: Debt, taken: Taken) -> bool:
         "has_statistics": taken.has_statistics,
     }
     for row in rows:
+        _tell_views(transaction, row, taken.stats)
         update_row(transaction, object_id, schema.table_files, row, changes)
         transaction.run(DELETE_STATS, row["table_id"], transaction.listed([row["id"]]))
         insert_stats(transaction, row["table_id"], [(row["id"], taken.stats)])
     if debt.file_path not in load_footers(transaction, [debt.file_path]):
         insert_footers(transaction, [(debt.file_path, taken.footer, rows[0]["row_count"], rows[0]["file_size"])])
     return True
+
+
+def _tell_views(transaction: Transaction, row: Mapping[str, Any], found: Sequence[ColumnStats]) -> None:
+    """Mark the ranges of views that have rows of a file where, by what its writer said of it, it has none."""
+    said = {item.field_id: item for item in all_stats_of(transaction, row["table_id"], row["id"])}
+
+    def beyond(field_id: int | None) -> Iterator[Span]:
+        for item in found:
+            if item.field_id == field_id and field_id in said:
+                least, most = span_of_stats(said[field_id]) or (1, 0)
+                low, high = span_of_stats(item) or (1, 0)
+                if low <= high and (low < least or high > most) and (low, high) != ALWAYS:
+                    yield low, high
+
+    mark_stale(transaction, TABLE, row["table_id"], beyond)
 
 
 def note_debt(transaction: Transaction, debt: Debt, reason: str) -> None:

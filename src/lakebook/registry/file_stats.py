@@ -16,6 +16,7 @@ import orjson
 import sqlalchemy as sa
 
 from lakebook.registry import schema
+from lakebook.registry.freshness import Span, span_of
 from lakebook.registry.statements import POSTGRESQL, SQLITE, ZERO, Statement, among, bind, insert_into
 from lakebook.registry.transactions import Reader, Row, Transaction
 
@@ -310,3 +311,8 @@ STATS_OF_ONE = Statement(
 def all_stats_of(reader: Reader, table_id: int, file_id: int) -> tuple[ColumnStats, ...]:
     """All statistics of one file."""
     return tuple(_stats_from(row)[1] for row in reader.all(STATS_OF_ONE, table_id, file_id))
+
+
+def span_of_stats(stats: ColumnStats) -> Span | None:
+    """The times that the statistics of a column of timestamps stand for; none if it has nothing but nulls."""
+    return span_of(stats.lower, stats.upper, stats.value_count, stats.null_count)

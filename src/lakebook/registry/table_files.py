@@ -20,9 +20,9 @@ from lakebook.clock import to_datetime, to_ms
 from lakebook.errors import FilesChanged, PathInUse, RegistryCorrupt
 from lakebook.registry import schema
 from lakebook.registry.changes import insert_rows, row_of
-from lakebook.registry.file_stats import ColumnStats, insert_stats, stats_of_files
+from lakebook.registry.file_stats import ColumnStats, insert_stats, span_of_stats, stats_of_files
 from lakebook.registry.footers import insert_footers
-from lakebook.registry.freshness import ALWAYS, TABLE, Span, mark_stale, span_of
+from lakebook.registry.freshness import ALWAYS, TABLE, Span, mark_stale
 from lakebook.registry.inserts import declared_work
 from lakebook.registry.statements import ONE, POSTGRESQL, SQLITE, ZERO, Statement, among, bind
 from lakebook.registry.stream_folders import RETIRED_AMONG
@@ -558,7 +558,7 @@ def _spans(
 
 def _known_span(stats: Sequence[ColumnStats]) -> Iterator[Span]:
     for item in stats:
-        span = span_of(item.lower, item.upper, item.value_count, item.null_count)
+        span = span_of_stats(item)
         if span is not None:
             yield span
     if not stats:

@@ -17,7 +17,7 @@ from lakebook.lake.lake import Lake
 from lakebook.lake.properties import TARGET_SIZE
 from lakebook.lake.steps import Steps
 from lakebook.registry.claims import Claim, end_claim, is_frozen, renew_claim, settle_claim, take_claim
-from lakebook.registry.freshness import span_of
+from lakebook.registry.file_stats import span_of_stats
 from lakebook.registry.ranges import NewRange, Range, enter_range, replaced_by, retire_ranges
 from lakebook.registry.table_files import Committed, NewFile, TableChange, commit_change, files_by_path
 from lakebook.registry.tables import TableRecord, locked_table
@@ -313,7 +313,7 @@ def _event_times(lake: Lake, view: ViewRecord, table: TableRecord, file: NewFile
     fields = {field.name: field.field_id for field in lake.shape_of(table, file.schema_version).schema.fields}
     for stats in file.stats:
         if name is not None and stats.field_id == fields.get(name) and stats.lower is not None:
-            span = span_of(stats.lower, stats.upper, stats.value_count, stats.null_count)
+            span = span_of_stats(stats)
             return (None, None) if span is None else span
     return None, None
 
