@@ -228,3 +228,30 @@ def test_a_failing_step_leaves_the_revision_before_it(empty: Place) -> None:
         migrate(database)
     assert revision_of(database) == REVISIONS[0]
     assert migrate(database).applied == REVISIONS[1:]
+
+
+def test_what_was_removed_from_a_topic_before_losses_were_known_counts_as_lost(empty: Place) -> None:
+    migrate_to(database_of(empty), "0011")
+    give_identity(empty)
+    in_database(empty, "INSERT INTO lake_objects (kind, last_sequence, last_commit_at) VALUES ('topic', 0, 5)")
+    in_database(
+        empty,
+        "INSERT INTO topics (object_id, name, partition_count, config, created_at, updated_at)"
+        " VALUES (1, 'orders', 3, '{}', 5, 5)",
+    )
+    for number, start in enumerate((0, 7, 7)):
+        in_database(
+            empty,
+            "INSERT INTO partitions (topic_id, partition_id, object_id, high_watermark, log_start, created_at,"
+            f" updated_at) VALUES (1, {number}, 1, 10, {start}, 5, 90000)",
+        )
+    columns = "id, topic_id, partition_id, base_offset, end_offset, record_count, s3_bucket, s3_key"
+    times = "min_timestamp, max_timestamp, newest_timestamp, size_bytes, created_at, commit_id"
+    in_database(
+        empty,
+        f"INSERT INTO segments ({columns}, {times})"
+        " VALUES ('s', 1, 1, 7, 9, 3, 'b', 'k', 600001, 700000, 700000, 1, 5, 'c')",
+    )
+    migrate_book(empty.target, **empty.settings)
+    found = in_database(empty, "SELECT part, begin_time, end_time FROM source_losses ORDER BY part")
+    assert [tuple(row) for row in found] == [(1, -(2**62), 660000), (2, -(2**62), 120000)]

@@ -6,13 +6,17 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from lake import in_memory, insert, own_warehouse, run_sql  # noqa: F401
+from lake import in_memory, insert, own_warehouse, records, run_sql  # noqa: F401
 from lakebook import Book
+from lakebook.clock import to_datetime, to_ms
 from lakebook.errors import ClaimLost, RangeClaimed, RangeOverlap, ReadOnlyTable, ViewChanged, ViewNotFound
 from lakebook.lake.table import Table
+from lakebook.registry import schema
 from lakebook.registry.freshness import _FROZEN, _STALE, ALWAYS, merged
+from lakebook.registry.losses import is_lost, losses_between
 from lakebook.registry.views import alter_view
 from lakebook.views.merging import mergeable
+from lakebook.views.view import View
 from stream_writes import append, filled, merge
 from streaming import produce
 from viewing import (
@@ -366,3 +370,86 @@ def test_frozen_ranges_are_not_merged_with_others(book: Book) -> None:
     assert mergeable(book.lake, view.record, "global", "day") == []
     book.topics.delete("clicks")
     assert len(mergeable(book.lake, view.record, "global", "day")) == 1
+
+
+# --- what sources have lost ----------------------------------------------------
+
+
+def states(view: View, first: float, last: float) -> list[str]:
+    return [spec.state for spec in view.plan(at(first), at(last))]
+
+
+def test_what_retention_has_taken_before_it_was_built_is_frozen(book: Book) -> None:
+    book.topics.create("clicks", 2)
+    for hour in (0.2, 0.8, 2.5):
+        produce(book, "clicks", 0, 1, times=[at(hour)])
+    produce(book, "clicks", 1, 1, times=[at(4.5)])
+    early = view_of(book, "clicks", "early", event_time="timestamp")
+    enter_hours(book, early, [3])
+    assert states(early, 0, 5) == ["missing"] * 3 + ["empty", "missing"]
+    book.metadata.delete_segments_before("clicks", 0, 2)
+    late = view_of(book, "clicks", "late", event_time="timestamp")
+    assert states(early, 0, 5) == ["frozen", "missing", "missing", "empty", "missing"]
+    assert states(late, 0, 5) == ["frozen"] + ["missing"] * 4
+    assert [spec.is_due() for spec in late.plan(at(0), at(2))] == [False, True]
+    book.metadata.delete_segments_before("clicks", 1, 1)
+    assert states(late, 0, 5) == ["frozen"] + ["missing"] * 3 + ["frozen"]
+    assert [(item.state, item.rows) for item in late.coverage(at(0), at(2))] == [("frozen", 0), ("missing", 0)]
+
+
+@in_memory
+def test_what_is_lost_is_told_by_few_rows(book: Book) -> None:
+    book.topics.create("clicks", 1)
+    for minute in (0, 1, 2, 5, 3, 4, 30, 31):
+        produce(book, "clicks", 0, 1, times=[T0 + minute * MINUTE])
+    view = view_of(book, "clicks", event_time="timestamp", interval="minute")
+    for offset in range(1, 9):
+        book.metadata.delete_segments_before("clicks", 0, offset)
+    rows = records(book, schema.source_losses)
+    minutes = [[int((to_datetime(row[name]) - T0) / MINUTE) for name in ("begin_time", "end_time")] for row in rows]
+    assert sorted(minutes) == [[0, 6], [30, 32]]
+    lost = book._registry.read_with(lambda reader: losses_between(reader, view.record.id, *ALWAYS))
+    assert [
+        is_lost(lost, to_ms(T0 + n * MINUTE), to_ms(T0 + (n + 1) * MINUTE)) for n in (-1, 0, 5, 6, 29, 30, 31, 32)
+    ] == [
+        False,
+        True,
+        True,
+        False,
+        False,
+        True,
+        True,
+        False,
+    ]
+
+
+def test_a_view_that_reads_a_topic_anew_keeps_what_it_has_of_times_the_topic_has_lost(book: Book, table: Table) -> None:
+    book.topics.create("clicks", 1)
+    produce(book, "clicks", 0, 1, times=[at(0.5)])
+    book.metadata.delete_segments_before("clicks", 0, 1)
+    view = view_of(book)
+    enter_hours(book, view, range(2))
+    book.views.alter("hourly", sql="SELECT timestamp AS ts FROM clicks")
+    assert states(view, 0, 2) == ["frozen", "outdated"]
+
+
+def test_retention_of_a_topic_that_is_a_table_freezes_what_views_of_the_table_have_not_built(book: Book) -> None:
+    book.topics.create("clicks", 1, config={"iceberg": "true"})
+    produce(book, "clicks", 0, 1, times=[at(0.5)])
+    produce(book, "clicks", 0, 2, times=[at(2.5)])
+    book.maintain(["topic_publisher"], spark=None)
+    view = view_of(book, "topics.clicks", event_time="timestamp")
+    assert states(view, 0, 3) == ["missing"] * 3
+    book.metadata.delete_segments_before("clicks", 0, 1)
+    assert states(view, 0, 3) == ["frozen", "missing", "missing"]
+
+
+@in_memory
+def test_a_deleted_topic_leaves_nothing_that_it_had_lost(book: Book) -> None:
+    book.topics.create("clicks", 1)
+    produce(book, "clicks", 0, 1, times=[at(0.5)])
+    book.metadata.delete_segments_before("clicks", 0, 1)
+    assert len(records(book, schema.source_losses)) == 1
+    book.topics.delete("clicks")
+    book.maintain(["janitor"], spark=None)
+    assert records(book, schema.source_losses) == []

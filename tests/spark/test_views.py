@@ -375,6 +375,42 @@ def test_retention_before_the_sources_are_pinned_takes_nothing_from_what_is_buil
     assert (view.count(), frozen_hours(view), view.claims()) == (1, [0], [])
 
 
+def test_what_is_lost_before_it_was_built_is_built_only_by_force(book: Book, spark: SparkSession) -> None:
+    book.topics.create("clicks", 1)
+    for hour in (0.2, 0.5, 1.5):
+        produce(book, "clicks", 0, 1, times=[at(hour)])
+    view = view_of(book, "clicks", event_time="timestamp")
+
+    def retain() -> None:
+        book.metadata.delete_segments_before("clicks", 0, 1)
+
+    with failpoints.armed("view.claimed", retain):
+        done = view.materialize(spark, at(0), at(1))
+    assert (done.frozen, done.built, view.list_partitions(), view.claims()) == (1, 0, [], [])
+    done = view.materialize(spark, at(0), at(2))
+    assert (done.frozen, done.built, view.count()) == (1, 1, 1)
+    with pytest.raises(InvalidInput, match="frozen"):
+        view.regenerate_partitions(spark, at(0), at(2))
+    assert view.materialize(spark, at(0), at(1), force=True).built == 1
+    assert (view.count(), frozen_hours(view), stale_hours(view)) == (2, [0], [])
+    # A late record of a time that is partly gone makes it no better.
+    produce(book, "clicks", 0, 1, times=[at(0.7)])
+    assert (view.materialize(spark, at(0), at(2)).frozen, view.count()) == (1, 2)
+
+
+def test_what_is_retired_before_a_view_of_it_was_built_is_frozen_for_that(book: Book, spark: SparkSession) -> None:
+    table = orders(book)
+    order(table, 0.5)
+    order(table, 1.5, first=1)
+    view = view_of(book)
+    view.materialize(spark, at(0), at(2))
+    above = view_of(book, "lakebook_views.hourly", "above")
+    view.retire_partitions(at(0), at(1))
+    done = above.materialize(spark, at(0), at(2))
+    assert (done.frozen, done.built, rows(above)) == (1, 1, [(1, at(1.5), "eu")])
+    assert above.materialize(spark, at(0), at(1), force=True).empty == 1
+
+
 def test_a_range_that_was_merged_since_the_plan_is_left_alone_or_built_as_a_whole(
     book: Book, spark: SparkSession
 ) -> None:

@@ -1092,6 +1092,20 @@ view_sources = sa.Table(
     comment="The topics and tables that each view reads, and the column that is their event time.",
 )
 
+source_losses = sa.Table(
+    "source_losses",
+    metadata,
+    sa.Column("kind", sa.Text, primary_key=True),
+    sa.Column("source_id", sa.BigInteger, primary_key=True, autoincrement=False),
+    # Of a topic: the partition. Of a table: the field id of the times.
+    sa.Column("part", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("begin_time", sa.BigInteger, primary_key=True, autoincrement=False),
+    _time("end_time"),
+    sa.CheckConstraint("kind IN ('topic', 'table')", name="kind"),
+    sa.CheckConstraint("begin_time < end_time", name="range"),
+    comment="Times of which topics, and tables of views, have lost rows for ever: whole minutes, each row apart.",
+)
+
 view_claims = sa.Table(
     "view_claims",
     metadata,

@@ -25,6 +25,7 @@ from lakebook.registry import schema
 from lakebook.registry.changes import delete_rows, insert_rows, row_of, update_row
 from lakebook.registry.databases import Failure
 from lakebook.registry.freshness import TOPIC, Span, mark_stale
+from lakebook.registry.losses import note_losses
 from lakebook.registry.mirrors import kept_by_tables
 from lakebook.registry.offsets import MAX_OFFSET, check_offset
 from lakebook.registry.partitions import asked_for, locked_partition
@@ -587,13 +588,9 @@ def move_log_start(transaction: Transaction, topic: dict[str, Any], number: int,
     kept = transaction.one(CONTAINING_OR_NEXT, topic["id"], number, offset)
     start = watermark if kept is None else kept[0]
     if start > present:
-        mark_stale(
-            transaction,
-            TOPIC,
-            topic["id"],
-            lambda _: [(row[0], row[1]) for row in transaction.all(TIMES_BETWEEN, topic["id"], number, present, start)],
-            gone=True,
-        )
+        times = [(row[0], row[1]) for row in transaction.all(TIMES_BETWEEN, topic["id"], number, present, start)]
+        mark_stale(transaction, TOPIC, topic["id"], lambda _: times, gone=True)
+        note_losses(transaction, TOPIC, topic["id"], number, times)
         update_row(
             transaction,
             partition["object_id"],

@@ -24,6 +24,7 @@ from lakebook.registry.file_stats import ColumnStats, insert_stats, span_of_stat
 from lakebook.registry.footers import insert_footers
 from lakebook.registry.freshness import ALWAYS, TABLE, Span, mark_stale
 from lakebook.registry.inserts import declared_work
+from lakebook.registry.losses import note_losses
 from lakebook.registry.statements import ONE, POSTGRESQL, SQLITE, ZERO, Statement, among, bind
 from lakebook.registry.stream_folders import RETIRED_AMONG
 from lakebook.registry.tables import TableRecord, captured_update, locked_table, record_version, refuse_mirror
@@ -522,13 +523,17 @@ def _tell_views(
         return  # The same rows in other files.
     # What a topic's table loses, the topic has lost.
     gone = change.gone or (change.by_topic and not change.added)
-    mark_stale(
-        transaction,
-        TABLE,
-        table.id,
-        lambda field_id: _spans(transaction, table, change.added, removed, field_id),
-        gone=gone,
-    )
+    met: dict[int | None, Sequence[Span]] = {}
+
+    def spans_of(field_id: int | None) -> Sequence[Span]:
+        met[field_id] = tuple(_spans(transaction, table, change.added, removed, field_id))
+        return met[field_id]
+
+    mark_stale(transaction, TABLE, table.id, spans_of, gone=gone)
+    for field_id, spans in met.items() if change.gone else ():
+        assert field_id is not None
+        # Not where times are unknown: nothing of a view that reads it could ever be built again.
+        note_losses(transaction, TABLE, table.id, field_id, (span for span in spans if span != ALWAYS))
 
 
 def _spans(

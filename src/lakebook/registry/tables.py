@@ -25,6 +25,7 @@ from lakebook.names import shown
 from lakebook.registry import schema
 from lakebook.registry.changes import capture, insert_new, row_of, update_row
 from lakebook.registry.freshness import TABLE, freeze_all
+from lakebook.registry.losses import forget_losses
 from lakebook.registry.statements import ONE, ZERO, Statement, bind, insert_into
 from lakebook.registry.transactions import Reader, Row, Transaction
 
@@ -475,6 +476,7 @@ def drop_table(transaction: Transaction, table: TableRecord, *, by_topic: bool =
         refuse_mirror(table)
     row = locked_table(transaction, table)
     freeze_all(transaction, TABLE, table.id)
+    forget_losses(transaction, TABLE, table.id)
     now = transaction.time_of(table.object_id)
     update_row(transaction, table.object_id, schema.tables, row, {"updated_at": now, "deleted_at": now})
     # By its name nobody could end them any more.

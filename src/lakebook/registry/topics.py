@@ -16,6 +16,7 @@ from lakebook.names import check_name, shown
 from lakebook.registry import schema
 from lakebook.registry.changes import delete_rows, insert_new, insert_rows, row_of, update_row
 from lakebook.registry.freshness import TOPIC, freeze_all
+from lakebook.registry.losses import forget_losses
 from lakebook.registry.statements import POSTGRESQL, SQLITE, ZERO, Statement, among, bind
 from lakebook.registry.topic_config import check_config, check_retention
 from lakebook.registry.transactions import Reader, Row, Transaction
@@ -264,6 +265,7 @@ def forget_topic(transaction: Transaction, topic_id: int) -> None:
     transaction.lock(topic["object_id"])
     if transaction.one(ANY_TOPIC, topic_id) is not None:
         delete_rows(transaction, topic["object_id"], schema.topics, [topic])
+        forget_losses(transaction, TOPIC, topic_id)
 
 
 def list_topics(reader: Reader, after: str, prefix: str, most: int) -> list[Topic]:

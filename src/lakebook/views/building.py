@@ -18,6 +18,7 @@ from lakebook.lake.properties import TARGET_SIZE
 from lakebook.lake.steps import Steps
 from lakebook.registry.claims import Claim, end_claim, is_frozen, renew_claim, settle_claim, take_claim
 from lakebook.registry.file_stats import span_of_stats
+from lakebook.registry.losses import losses_between
 from lakebook.registry.ranges import NewRange, Range, enter_range, replaced_by, retire_ranges
 from lakebook.registry.table_files import Committed, NewFile, TableChange, commit_change, files_by_path
 from lakebook.registry.tables import TableRecord, locked_table
@@ -131,12 +132,13 @@ def _build_claimed(
     *,
     force: bool,
 ) -> Built:
-    now = RangeSpec(claim.begin, claim.end, state_of(current, ranges, claim.begin, claim.end), tuple(ranges))
+    lost = lake.registry.read_with(lambda reader: losses_between(reader, current.id, claim.begin, claim.end))
+    now = RangeSpec(claim.begin, claim.end, state_of(current, ranges, claim.begin, claim.end, lost), tuple(ranges))
     if not now.is_due(force=force):
-        return Built(claim.begin, claim.end, UP_TO_DATE)
+        return Built(claim.begin, claim.end, FROZEN if now.state == FROZEN else UP_TO_DATE)
     with opened(lake, metadata, spark, current, claim.begin, claim.end) as sources:
-        if ranges and not force and lake.registry.read_with(lambda reader: is_frozen(reader, claim)):
-            # Rows have gone before they were pinned: what is built has more of them than a build would have.
+        if not force and lake.registry.read_with(lambda reader: is_frozen(reader, claim)):
+            # Rows have gone before they were pinned: a build would not have them.
             return Built(claim.begin, claim.end, FROZEN)
         query = definition_of(current).query
         table = lake.registry.read_with(lambda reader: view_table(reader, current, instance))
@@ -222,6 +224,8 @@ def insert_partition(
         kept = operation == "replace"
         stale = stale or (kept and any(item.stale_at is not None for item in replaced))
         frozen = frozen or any(item.frozen_at is not None for item in replaced)
+        # Built by force, from what is left.
+        frozen = frozen or (not kept and bool(losses_between(transaction, view.id, made.begin, made.end)))
         retire_ranges(transaction, view.name, replaced)
         enter_range(transaction, view.name, instance, made, stale=stale, frozen=frozen)
         done = change_files(transaction, table, operation, files, replaced, attempt.commit_id)

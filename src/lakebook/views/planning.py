@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from lakebook.clock import to_datetime
+from lakebook.registry.losses import Lost, is_lost, losses_between
 from lakebook.registry.ranges import Range, ranges_between
 from lakebook.registry.transactions import Reader
 from lakebook.registry.views import ViewRecord
@@ -28,6 +29,8 @@ class PartitionSpec:
     begin: int
     end: int
     ranges: tuple[Range, ...]
+    #: Times of which a source has lost rows.
+    lost: tuple[Lost, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -55,9 +58,13 @@ class Coverage:
 
 
 def fetch_sql_partition_spec(reader: Reader, view: ViewRecord, instance: str, begin: int, end: int) -> PartitionSpec:
-    """Look up what is built between two times, widened to whole intervals: one query."""
+    """Look up what is built between two times, widened to whole intervals, and what can not be built any more."""
     low, high = aligned(begin, end, definition_of(view).interval)
-    return PartitionSpec(view, instance, low, high, tuple(ranges_between(reader, view.name, instance, low, high)))
+    ranges = tuple(ranges_between(reader, view.name, instance, low, high))
+    # What is built may reach beyond the time.
+    extents = [extent(item) for item in ranges[:1] + ranges[-1:]]
+    first, last = min([low, *(item[0] for item in extents)]), max([high, *(item[1] for item in extents)])
+    return PartitionSpec(view, instance, low, high, ranges, losses_between(reader, view.id, first, last))
 
 
 def make_batch_partition_spec(found: PartitionSpec) -> list[RangeSpec]:
@@ -69,13 +76,16 @@ def make_batch_partition_spec(found: PartitionSpec) -> list[RangeSpec]:
     view, interval = found.view, definition_of(found.view).interval
     specs: list[RangeSpec] = []
     position = found.begin
-    groups = _groups(found.ranges, interval)
-    for (low, high), ranges in groups:
-        specs += [RangeSpec(*gap, MISSING) for gap in intervals(position, low, interval)] if low > position else []
-        specs.append(RangeSpec(low, high, state_of(view, ranges, low, high), tuple(ranges)))
+    for (low, high), ranges in _groups(found.ranges, interval):
+        specs += _missing(position, low, interval, found.lost)
+        specs.append(RangeSpec(low, high, state_of(view, ranges, low, high, found.lost), tuple(ranges)))
         position = high
-    specs += [RangeSpec(*gap, MISSING) for gap in intervals(position, found.end, interval)]
-    return specs
+    return specs + _missing(position, found.end, interval, found.lost)
+
+
+def _missing(begin: int, end: int, interval: str, lost: Sequence[Lost]) -> list[RangeSpec]:
+    """The intervals of a time of which nothing is built."""
+    return [RangeSpec(*gap, FROZEN if is_lost(lost, *gap) else MISSING) for gap in intervals(begin, end, interval)]
 
 
 def _groups(ranges: Iterable[Range], interval: str) -> list[tuple[tuple[int, int], list[Range]]]:
@@ -90,8 +100,14 @@ def _groups(ranges: Iterable[Range], interval: str) -> list[tuple[tuple[int, int
     return groups
 
 
-def state_of(view: ViewRecord, ranges: Sequence[Range], begin: int, end: int) -> str:
-    """How a range stands, by what is built in it."""
+def state_of(view: ViewRecord, ranges: Sequence[Range], begin: int, end: int, lost: Sequence[Lost] = ()) -> str:
+    """How a range stands, by what is built in it and by what its sources have lost."""
+    found = _state_of(view, ranges, begin, end)
+    # A build would have what is left: less than the query over all rows there were.
+    return FROZEN if found in _TO_BUILD and is_lost(lost, begin, end) else found
+
+
+def _state_of(view: ViewRecord, ranges: Sequence[Range], begin: int, end: int) -> str:
     if not ranges:
         return MISSING
     covered = sum(high - low for low, high in map(extent, ranges)) == end - begin
