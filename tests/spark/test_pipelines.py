@@ -31,6 +31,7 @@ from lakebook.errors import (
 )
 from lakebook.pipelines.turns import Turn
 from lakebook.registry import schema
+from lakebook.registry.inserts import declared_work
 from lakebook.spark.pipelines import PROVENANCE
 from streaming import produce
 
@@ -685,3 +686,45 @@ def test_values_of_avro_that_their_type_cannot_hold_are_dead_letters(book: Book,
     }
     pipeline = book.pipelines.create("p", into="t", topics="orders", bad_records="dead_letter", spark=spark, **options)
     assert pipeline.run(spark).dead == 1 and ids(book) == [1]
+
+
+def test_a_backfill_is_declared_before_it_looks_at_files_so_that_compactions_give_way(
+    book: Book, spark: SparkSession
+) -> None:
+    orders(book)
+    fill(book, 1, 2)
+    pipeline = book.pipelines.create(
+        "p", into="t", topics="orders", decoder="json", schema=JSON_SCHEMA, provenance=True, spark=spark
+    )
+    pipeline.run(spark)
+    table = book.table("t")
+    seen: list[str | None] = []
+
+    def look() -> None:
+        seen.append(book._registry.read_with(lambda reader: declared_work(reader, table.id, 0)))
+
+    with failpoints.armed("lease.taken", look):
+        assert pipeline.backfill(spark, start=1).replaced
+    assert seen and None not in seen
+    assert ids(book) == [1, 2]
+
+
+def test_a_backfill_that_brings_a_new_column_keeps_the_rows_that_stay(book: Book, spark: SparkSession) -> None:
+    orders(book)
+    fill(book, 1, 2)
+    function = f"{__name__}:widened"
+    options: dict[str, Any] = {"decoder": "json", "schema": JSON_SCHEMA, "provenance": True, "evolve": True}
+    pipeline = book.pipelines.create("p", into="t", topics="orders", function=function, spark=spark, **options)
+    pipeline.run(spark)
+    CHANGES.append(7)
+    try:
+        pipeline.backfill(spark, start=1)
+    finally:
+        CHANGES.clear()
+    rows = book.table("t").to_arrow().sort_by("id").to_pylist()
+    assert [(row["id"], row["more"]) for row in rows] == [(1, None), (2, 7)]
+
+
+def widened(frame: DataFrame) -> DataFrame:
+    """A transformation that has a column more the next time."""
+    return frame.selectExpr("id", "name", *PROVENANCE, *(f"{number} AS more" for number in CHANGES))

@@ -8,7 +8,8 @@ and the error says that it can be repeated.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from lakebook.errors import FilesChanged, InvalidInput, InvalidTable, SparkUnsuitable
@@ -62,27 +63,15 @@ def overwrite(
         raise InvalidInput("a predicate and a partition were given; only one can be", on=table.shown)
     summary = check_properties(properties)
     steps = Steps(lake.clock)
-    with one_clear_error(table), _declared(lake, table) as attempt, acquire(lake, table) as lease:
-        plan = make_plan(lake, table, lease.version, lease.schema_version, where)
-        wanted = None if partition is None else _partition_record(plan, partition)
-        whole, partly = _split(plan) if wanted is None else ([file for file in plan if wanted(file)], [])
-        # Judged by itself: beside the rows that stay, its types would be brought into theirs.
-        shaped = check_frame(table, plan.shape, frame)
-        rest = _remaining(frames.session_of(frame), plan, partly, lease)
-        rows = shaped if rest is None else frames.union([shaped, rest])
-        files = insert_data(lake, table, attempt, rows, steps, lease.schema_version)
-        if wanted is not None:
-            _require_partition(table, files, wanted)
-        if not files and not whole and not partly:
+    with one_clear_error(table), replacing(lake, table, where, partition) as replaced:
+        attempt = replaced.attempt
+        rows, _ = replaced.with_rest(frame)
+        files = insert_data(lake, table, attempt, rows, steps, replaced.schema_version)
+        if replaced.wanted is not None:
+            _require_partition(table, files, replaced.wanted)
+        change = replaced.change(files, summary)
+        if change is None:
             return nothing_done(table, "overwrite", attempt.commit_id, steps)
-        change = TableChange(
-            "overwrite",
-            files,
-            [file.id for file in (*whole, *partly)],
-            summary,
-            check=lambda transaction: _refuse_rivals(transaction, plan, wanted),
-            read_version=lease.version,
-        )
         with steps.step("commit"):
             committed = attempt.commit(change)
         return report(lake, table, attempt, change, committed, steps)
@@ -90,33 +79,65 @@ def overwrite(
 
 @dataclasses.dataclass(frozen=True)
 class Replaced:
-    """Rows of a predicate that are to be replaced: the files that end, and the rows of them that stay."""
+    """Rows of a predicate, or of a partition, that are being replaced: which files end, and which rows of them stay."""
 
-    ids: tuple[int, ...]
-    rest: DataFrame | None
-    rest_rows: int
-    version: int
-    #: Refuses to land beside another overwrite of the same rows.
-    check: Callable[[Transaction], None]
+    #: Declared before anything was looked at.
+    attempt: Attempt
+    lease: Lease
+    plan: Plan
+    whole: Sequence[PlannedFile]
+    partly: Sequence[PlannedFile]
+    #: Tells the files of the partition; none where a predicate was given.
+    wanted: Callable[[Any], bool] | None = None
+
+    @property
+    def schema_version(self) -> int:
+        """The columns that the new files have to have: those of the rows that stay."""
+        return self.lease.schema_version
+
+    def with_rest(self, frame: DataFrame) -> tuple[DataFrame, DataFrame | None]:
+        """New rows with those that stay of the files that end; and the latter alone."""
+        # Judged by itself: beside the rows that stay, its types would be brought into theirs.
+        shaped = check_frame(self.plan.table, self.plan.shape, frame)
+        rest = _remaining(frames.session_of(frame), self.plan, self.partly, self.lease)
+        return (shaped if rest is None else frames.union([shaped, rest])), rest
+
+    def change(self, files: Sequence[NewFile], summary: Mapping[str, str]) -> TableChange | None:
+        """The change of the table, which refuses to land beside a rival; none if there is nothing to change."""
+        ended = [file.id for file in (*self.whole, *self.partly)]
+        if not files and not ended:
+            return None
+        return TableChange(
+            "overwrite",
+            files,
+            ended,
+            summary,
+            check=lambda transaction: _refuse_rivals(transaction, self.plan, self.wanted),
+            read_version=self.lease.version,
+        )
 
 
-def to_replace(spark: SparkSession, lake: Lake, table: TableRecord, where: Any, lease: Lease) -> Replaced:
-    """What of a table has to be written again, and what ends, where the rows of a predicate are replaced."""
-    plan = make_plan(lake, table, lease.version, lease.schema_version, where)
-    whole, partly = _split(plan)
-    rest = _remaining(spark, plan, partly, lease)
-    return Replaced(
-        tuple(file.id for file in (*whole, *partly)),
-        rest,
-        0 if rest is None else rest.count(),
-        lease.version,
-        lambda transaction: _refuse_rivals(transaction, plan, None),
-    )
+@contextmanager
+def replacing(
+    lake: Lake,
+    table: TableRecord,
+    where: Any = None,
+    partition: Mapping[str, Any] | None = None,
+    writing: Mapping[str, str] | None = None,
+) -> Iterator[Replaced]:
+    """Begin to replace the rows of a predicate, of a partition, or all: declared first, then looked up and pinned."""
+    with _declared(lake, table, writing) as attempt, acquire(lake, table) as lease:
+        plan = make_plan(lake, table, lease.version, lease.schema_version, where)
+        if partition is None:
+            yield Replaced(attempt, lease, plan, *_split(plan))
+        else:
+            wanted = _partition_record(plan, partition)
+            yield Replaced(attempt, lease, plan, [file for file in plan if wanted(file)], [], wanted)
 
 
-def _declared(lake: Lake, table: TableRecord) -> Attempt:
+def _declared(lake: Lake, table: TableRecord, writing: Mapping[str, str] | None = None) -> Attempt:
     """An attempt at ending files: it is declared before it looks at a version, so that compactions give way."""
-    return Attempt(lake, table, kind=REWRITE)
+    return Attempt(lake, table, kind=REWRITE, writing=writing or {})
 
 
 def _refuse_rivals(transaction: Transaction, plan: Plan, wanted: Callable[[Any], bool] | None) -> None:

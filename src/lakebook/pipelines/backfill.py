@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING
 from lakebook.errors import InvalidPipeline, OffsetBeyondWatermark, PipelineStopped
 from lakebook.lake.inserting import one_clear_error
 from lakebook.lake.lake import Lake
-from lakebook.lake.leasing import acquire
-from lakebook.lake.rewriting import Replaced, to_replace
+from lakebook.lake.rewriting import replacing
 from lakebook.lake.steps import Steps
 from lakebook.pipelines.definitions import Definition
 from lakebook.pipelines.planning import Planner
-from lakebook.pipelines.running import Batch, Runner, target_of
+from lakebook.pipelines.running import Batch, Replacing, Runner, target_of
 from lakebook.pipelines.sources import Sources
 from lakebook.pipelines.turns import Turn
 from lakebook.registry.pipelines import (
@@ -33,7 +32,7 @@ from lakebook.registry.pipelines import (
     offsets_of,
     pipelines_into,
 )
-from lakebook.registry.tables import GET_TABLE_BY_ID, TableRecord, table_from
+from lakebook.registry.tables import TableRecord
 from lakebook.registry.transactions import Transaction
 from lakebook.spark.pipelines import PROVENANCE
 from lakebook.streams.metadata_store import MetadataStore
@@ -160,9 +159,11 @@ class Backfill:
         batch = Batch(self._lake, self._record, self._definition, target, Steps(self._lake.clock))
         if replaces:
             self._refuse_others(target)
+            # A pipeline's name, like a topic's, has neither quotes nor backslashes.
+            mine = f" AND \"pipeline\" = '{self._record.name}'"
             batch.replace(
-                self._replaced(spark, target, topic, ranges, PROVENANCE[:3], held),
-                self._dead_replaced(spark, topic, ranges, held),
+                self._replacing(topic, ranges, PROVENANCE[:3]),
+                self._replacing(topic, ranges, ("topic", "partition", "offset"), mine),
             )
         frame, expected = self._sources.read(spark, ranges, held)
         landing = batch.write(frame, expected, held)
@@ -200,34 +201,12 @@ class Backfill:
                     remedy="Let each of them have a table of its own",
                 )
 
-    def _dead_replaced(
-        self, spark: SparkSession, topic: str, ranges: list[SourceRange], held: ExitStack
-    ) -> Replaced | None:
-        if self._record.dead_letters_id is None:
-            return None
-        row = self._lake.registry.one(GET_TABLE_BY_ID, self._record.dead_letters_id)
-        if row is None:
-            return None
-        columns = ("topic", "partition", "offset")
-        # A pipeline's name, like a topic's, has neither quotes nor backslashes.
-        mine = f" AND \"pipeline\" = '{self._record.name}'"
-        return self._replaced(spark, table_from(row), topic, ranges, columns, held, mine)
-
-    def _replaced(
-        self,
-        spark: SparkSession,
-        table: TableRecord,
-        topic: str,
-        ranges: list[SourceRange],
-        columns: Sequence[str],
-        held: ExitStack,
-        also: str = "",
-    ) -> Replaced:
+    def _replacing(self, topic: str, ranges: list[SourceRange], columns: Sequence[str], also: str = "") -> Replacing:
+        """What begins to replace the rows of these records in a table that has such columns."""
         named, numbered, placed = columns
         parts = [
             f'("{numbered}" = {item.partition} AND "{placed}" >= {item.start} AND "{placed}" < {item.end})'
             for item in ranges
         ]
         where = f"\"{named}\" = '{topic}' AND ({' OR '.join(parts)}){also}"
-        lease = held.enter_context(acquire(self._lake, table))
-        return to_replace(spark, self._lake, table, where, lease)
+        return lambda table, writing: replacing(self._lake, table, where, writing=writing)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from lakebook.errors import CommitOutcomeUnknown, InvalidPipeline, LakebookError
 from lakebook.iceberg.schemas import schema_from
 from lakebook.iceberg.staging import spark_type
 from lakebook.lake.attempts import Attempt
-from lakebook.lake.inserting import check_frame, counted, insert_data, one_clear_error, published
+from lakebook.lake.inserting import counted, insert_data, one_clear_error, published
 from lakebook.lake.lake import Lake
 from lakebook.lake.properties import TARGET_SIZE
 from lakebook.lake.rewriting import Replaced
@@ -30,7 +30,6 @@ from lakebook.pipelines.definitions import DEAD_LETTER, Definition, decoder_of
 from lakebook.pipelines.planning import Ends, Planner
 from lakebook.pipelines.sources import Sources
 from lakebook.pipelines.turns import Turn
-from lakebook.registry.inserts import INSERT, REWRITE
 from lakebook.registry.pipelines import (
     ACTIVE,
     PAUSED,
@@ -315,18 +314,23 @@ class _Part:
     attempt: Attempt
     files: list[NewFile]
     replaced: Replaced | None = None
+    #: Rows among them that were there before.
+    stayed: int = 0
+
+    def change(self, summary: Mapping[str, str]) -> TableChange | None:
+        """The change of the table; none if there is nothing to change."""
+        if self.replaced is not None:
+            return self.replaced.change(self.files, summary)
+        return TableChange("append", self.files, (), summary) if self.files else None
 
     @property
-    def change(self) -> TableChange | None:
-        """The change of the table; none if there is nothing to change."""
-        ended = () if self.replaced is None else self.replaced.ids
-        if not self.files and not ended:
-            return None
-        if self.replaced is None:
-            return TableChange("append", self.files)
-        return TableChange(
-            "overwrite", self.files, ended, check=self.replaced.check, read_version=self.replaced.version
-        )
+    def made(self) -> int:
+        """How many rows are new."""
+        return sum(file.row_count for file in self.files) - self.stayed
+
+
+#: Begins to replace rows of a table, as it is by then.
+Replacing = Callable[[TableRecord, Mapping[str, str]], AbstractContextManager[Replaced]]
 
 
 class Batch:
@@ -342,13 +346,13 @@ class Batch:
         self._steps = steps
         self._target: _Part | None = None
         self._dead: _Part | None = None
-        self._replaced: Replaced | None = None
-        self._dead_replaced: Replaced | None = None
+        self._replacing: Replacing | None = None
+        self._replacing_dead: Replacing | None = None
         self._landing = Landing(0, 0, 0, 0, 0)
 
-    def replace(self, replaced: Replaced, dead: Replaced | None) -> None:
+    def replace(self, rows: Replacing, dead: Replacing) -> None:
         """Let the rows that it makes take the place of others, in the target and among the dead letters."""
-        self._replaced, self._dead_replaced = replaced, dead
+        self._replacing, self._replacing_dead = rows, dead
 
     # --- writing -------------------------------------------------------------------
 
@@ -361,9 +365,9 @@ class Batch:
         if definition.evolve:
             self._table = _evolved(self._lake, self._table, rows)
         writing = {} if definition.target_file_size is None else {TARGET_SIZE: str(definition.target_file_size)}
-        self._target = self._written(self._table, rows, self._replaced, writing, held)
+        self._target = self._written(self._table, rows, self._replacing, writing, held)
         # Where nothing was written, or only what stays, Spark may have found out without a look at the records.
-        certain = bool(self._target.files) and self._replaced is None
+        certain = bool(self._target.files) and self._replacing is None
         records, dead = spark_pipelines.observed(seen) if certain else spark_pipelines.counted(decoded)
         if records != expected:
             # A job that samples rows before it sorts them has them counted twice.
@@ -374,12 +378,11 @@ class Batch:
                 on=self._record.shown,
                 remedy="The batch is tried again; run `lakebook verify` if that does not help",
             )
-        if dead or self._dead_replaced is not None:
+        if dead or (self._replacing_dead is not None and self._dead_letters() is not None):
             self._write_dead(decoded, dead, held)
         files = [*self._target.files, *(self._dead.files if self._dead is not None else ())]
-        made = sum(file.row_count for file in self._target.files)
-        stayed = 0 if self._replaced is None else self._replaced.rest_rows
-        self._landing = Landing(records, made - stayed, dead, len(files), sum(file.file_size for file in files))
+        size = sum(file.file_size for file in files)
+        self._landing = Landing(records, self._target.made, dead, len(files), size)
         return self._landing
 
     def _rows(self, decoded: DataFrame) -> DataFrame:
@@ -394,17 +397,18 @@ class Batch:
         self,
         table: TableRecord,
         rows: DataFrame,
-        replaced: Replaced | None,
+        replacing: Replacing | None,
         writing: Mapping[str, str],
         held: ExitStack,
     ) -> _Part:
         """Write rows, and with them those that stay of the files that end."""
-        kind = INSERT if replaced is None else REWRITE
-        attempt = held.enter_context(Attempt(self._lake, table, kind=kind, writing=writing))
-        if replaced is not None and replaced.rest is not None:
-            shape = self._lake.shape_of(table, table.schema_version)
-            rows = frames.union([check_frame(table, shape, rows), replaced.rest])
-        return _Part(table, attempt, insert_data(self._lake, table, attempt, rows, self._steps), replaced)
+        if replacing is None:
+            attempt = held.enter_context(Attempt(self._lake, table, writing=writing))
+            return _Part(table, attempt, insert_data(self._lake, table, attempt, rows, self._steps))
+        replaced = held.enter_context(replacing(table, writing))
+        every, rest = replaced.with_rest(rows)
+        files = insert_data(self._lake, table, replaced.attempt, every, self._steps, replaced.schema_version)
+        return _Part(table, replaced.attempt, files, replaced, 0 if rest is None else rest.count())
 
     def _write_dead(self, decoded: DataFrame, dead: int, held: ExitStack) -> None:
         if dead and self._definition.bad_records != DEAD_LETTER:
@@ -414,24 +418,27 @@ class Batch:
                 on=self._record.shown,
                 remedy="Correct the schema, or make the pipeline with bad_records='dead_letter', and resume",
             )
-        row = self._lake.registry.one(GET_TABLE_BY_ID, self._record.dead_letters_id or 0)
-        if row is None:
+        table = self._dead_letters()
+        if table is None:
             raise PipelineStopped(
                 "its table of dead letters was dropped", on=self._record.shown, remedy="Make the pipeline anew"
             )
         rows = spark_pipelines.dead_rows(decoded, self._record.name)
-        self._dead = self._written(table_from(row), rows, self._dead_replaced, {}, held)
-        stayed = 0 if self._dead_replaced is None else self._dead_replaced.rest_rows
-        written = sum(file.row_count for file in self._dead.files) - stayed
-        if written != dead:
-            raise ReadFailed(f"{written} dead letters were written for {dead} records", on=self._record.shown)
+        self._dead = self._written(table, rows, self._replacing_dead, {}, held)
+        if self._dead.made != dead:
+            raise ReadFailed(f"{self._dead.made} dead letters were written for {dead} records", on=self._record.shown)
+
+    def _dead_letters(self) -> TableRecord | None:
+        row = self._lake.registry.one(GET_TABLE_BY_ID, self._record.dead_letters_id or 0)
+        return None if row is None else table_from(row)
 
     # --- landing -------------------------------------------------------------------
 
     def commit(self, land: Callable[[Transaction, Landing], None]) -> int | None:
         """Make all files visible and move the offsets, in one transaction; the target's new version, if it has one."""
         assert self._target is not None
-        changes = [(part, self._summed(part)) for part in (self._target, self._dead) if part is not None]
+        summary = {"lakebook.pipeline": self._record.name}
+        changes = [(part, part.change(summary)) for part in (self._target, self._dead) if part is not None]
         wanted = [(part, change) for part, change in changes if change is not None]
         if not wanted:
             with self._steps.step("commit"):
@@ -462,10 +469,6 @@ class Batch:
             self._report(part, other, done, Steps(self._lake.clock))
         self._report(first, change, committed, self._steps)
         return committed.version if first is self._target else None
-
-    def _summed(self, part: _Part) -> TableChange | None:
-        found = part.change
-        return None if found is None else replace(found, summary={"lakebook.pipeline": self._record.name})
 
     def _report(self, part: _Part, change: TableChange, committed: Committed, steps: Steps) -> None:
         published(self._lake, part.table, counted(self._lake, part.table, part.attempt, change, committed, steps))
