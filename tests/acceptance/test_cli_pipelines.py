@@ -70,3 +70,31 @@ def test_pipelines_are_declared_in_the_configuration_file(target: str) -> None:
     assert "decodr" in run(target, "apply", "--no-check").stderr
     file.write_text("pipelines = 3\n")
     assert "[pipelines.NAME]" in run(target, "apply", "--no-check").stderr
+
+
+AVRO = '{"type": "record", "name": "r", "fields": [{"name": "id", "type": "long"}]}'
+
+
+def test_schemas_by_their_ids_come_from_files_and_from_the_configuration_file(target: str, tmp_path: Path) -> None:
+    schema = tmp_path / "r.avsc"
+    schema.write_text(AVRO)
+    create = ("create", "p", "--from", "clicks", "--into", "t", "--no-check", "--decoder", "avro")
+    read(target, *create, "--header", "confluent", "--schema-of", f"3={schema}", "--schema-of", f"12={schema}")
+    definition = read(target, "show", "p")["definition"]
+    assert (definition["header"], definition["schemas"]) == ("confluent", {"3": AVRO, "12": AVRO})
+    assert "avro, confluent header" in run(target, "show", "p").stdout
+    for wrong in ("3", f"3={tmp_path}/none"):
+        assert run(target, *create, "--header", "confluent", "--schema-of", wrong).exit_code == 2
+    assert "header" in run(target, *create, "--schema-of", f"3={schema}").stderr
+    declared = f"""[pipelines.declared]
+from = "clicks"
+into = "t"
+decoder = "avro"
+header = "confluent"
+
+[pipelines.declared.schemas]
+7 = '''{AVRO}'''
+"""
+    (Path(target) / "lakebook.toml").write_text(declared)
+    assert read(target, "apply", "--no-check")["created"] == ["declared"]
+    assert read(target, "show", "declared")["definition"]["schema"] == AVRO

@@ -36,6 +36,7 @@ from lakebook.spark.pipelines import PROVENANCE
 from streaming import produce
 
 JSON_SCHEMA = "id BIGINT NOT NULL, name STRING"
+AVRO = '{"type": "record", "name": "order", "fields": [{"name": "id", "type": %s}]}'
 
 
 def lines(*records: dict[str, Any]) -> list[bytes]:
@@ -443,6 +444,16 @@ def test_what_is_not_there_is_told_by_its_name(book: Book, spark: SparkSession) 
         {"decoder": "xml"},
         {"decoder": "avro"},
         {"decoder": "avro", "schema": "{"},
+        {"decoder": "avro", "schema": AVRO % '"long"', "header": "apicurio"},
+        {"decoder": "avro", "schema": AVRO % '"long"', "schemas": {1: AVRO % '"long"'}},
+        {"decoder": "avro", "header": "confluent"},
+        {"decoder": "avro", "header": "confluent", "schemas": {}},
+        {"decoder": "avro", "header": "confluent", "schemas": {1: "{"}},
+        {"decoder": "avro", "header": "confluent", "schemas": {-1: AVRO % '"long"'}},
+        {"decoder": "avro", "header": "confluent", "schemas": {"1": AVRO % '"long"', "01": AVRO % '"long"'}},
+        {"decoder": "avro", "header": "confluent", "schemas": AVRO % '"long"'},
+        {"decoder": "json", "schema": "id BIGINT", "header": "confluent"},
+        {"decoder": "avro", "schema": (AVRO % '"long"').replace('"id"', '"_source_offset"')},
         {"decoder": "json", "schema": "id"},
         {"decoder": "json", "schema": "_source_offset BIGINT"},
         {"schema": "id BIGINT"},
@@ -728,3 +739,55 @@ def test_a_backfill_that_brings_a_new_column_keeps_the_rows_that_stay(book: Book
 def widened(frame: DataFrame) -> DataFrame:
     """A transformation that has a column more the next time."""
     return frame.selectExpr("id", "name", *PROVENANCE, *(f"{number} AS more" for number in CHANGES))
+
+
+def avro(schema: str, id_: int | None, **record: Any) -> bytes:
+    """A record of Avro, with the header of a schema registry if it has an id."""
+    stream = io.BytesIO(b"" if id_ is None else b"\0" + id_.to_bytes(4, "big"))
+    stream.seek(0, io.SEEK_END)
+    fastavro.schemaless_writer(stream, fastavro.parse_schema(json.loads(schema)), record)
+    return stream.getvalue()
+
+
+def test_records_with_a_registrys_header_are_read_by_the_schema_of_their_id(book: Book, spark: SparkSession) -> None:
+    orders(book)
+    old = AVRO % '"int"'
+    new = json.loads(AVRO % '"long"')
+    new["fields"].append({"name": "name", "type": ["null", "string"], "default": None})
+    newest = json.dumps(new)
+    bad = [
+        avro(newest, 7, id=3, name="c"),
+        avro(newest, None, id=0, name="d"),
+        b"\0\0\0\0",
+        avro(old, 5, id=1) + b"!",
+    ]
+    produce(book, "orders", 0, avro(old, 5, id=1), avro(newest, 70_000, id=2**40, name="b"), *bad)
+    options: dict[str, Any] = {"decoder": "avro", "header": "confluent", "schemas": {5: old, 70_000: newest}}
+    pipeline = book.pipelines.create("p", into="t", topics="orders", bad_records="dead_letter", spark=spark, **options)
+    report = pipeline.run(spark)
+    assert (report.records, report.rows, report.dead) == (6, 2, 4)
+    # The columns are those of the highest id; what an older record has not has its default.
+    assert book.table("t").to_arrow().sort_by("id").to_pylist() == [
+        {"id": 1, "name": None},
+        {"id": 2**40, "name": "b"},
+    ]
+    letters = book.table("t_dead_letters").to_arrow().sort_by("offset").to_pylist()
+    assert [row["value"] for row in letters] == bad
+    assert [row["reason"] for row in letters] == [
+        "its schema has the id 7, which the pipeline does not know",
+        "it does not begin with the header of a schema registry",
+        "it does not begin with the header of a schema registry",
+        "there is more in it than the schema says",
+    ]
+
+
+def test_one_schema_can_be_that_of_all_ids(book: Book, spark: SparkSession) -> None:
+    orders(book)
+    schema = AVRO % '"long"'
+    produce(book, "orders", 0, avro(schema, 1, id=1), avro(schema, 2, id=2))
+    options: dict[str, Any] = {"decoder": "avro", "header": "confluent", "schema": schema}
+    pipeline = book.pipelines.create("p", into="t", topics="orders", spark=spark, **options)
+    assert pipeline.run(spark).rows == 2 and ids(book) == [1, 2]
+    produce(book, "orders", 0, avro(schema, None, id=3))
+    with pytest.raises(PipelineStopped, match="header of a schema registry"):
+        pipeline.run(spark)

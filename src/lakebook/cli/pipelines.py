@@ -53,6 +53,14 @@ def pipelines() -> None:
 @click.option("--decoder", type=_DECODERS, default="raw", show_default=True, help="What the values of records are.")
 @click.option("--schema", help="The columns of the decoder: DDL such as 'id BIGINT, name STRING', or an Avro schema.")
 @click.option("--schema-file", type=click.Path(exists=True, dir_okay=False), help="A file with the schema instead.")
+@click.option("--header", type=click.Choice(["confluent"]), help="What stands before each record of Avro.")
+@click.option(
+    "--schema-of",
+    "schema_files",
+    metavar="ID=FILE",
+    multiple=True,
+    help="With --header: the Avro schema of an id, in a file; can be given several times.",
+)
 @click.option("--provenance", is_flag=True, help="Let `source` have _source_topic, _source_partition, … too.")
 @click.option(
     "--bad-records",
@@ -87,6 +95,7 @@ def create(
     name: str,
     schema: str | None,
     schema_file: str | None,
+    schema_files: tuple[str, ...],
     no_check: bool,
     spark_log: bool,
     as_json: bool,
@@ -101,6 +110,8 @@ def create(
     if schema_file is not None:
         schema = Path(schema_file).read_text(encoding="utf-8")
     given = {key: value for key, value in options.items() if value is not None}
+    if schema_files:
+        given["schemas"] = _schemas(schema_files)
     with place.open() as book:
         if no_check:
             pipeline = book.pipelines.create(name, schema=schema, **given)
@@ -112,6 +123,16 @@ def create(
         print_json(described)
     else:
         print_line(f"created pipeline {name} into {described.target}, {described.lag} record(s) behind")
+
+
+def _schemas(given: tuple[str, ...]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for item in given:
+        number, equals, name = item.partition("=")
+        if not equals or not Path(name).is_file() or number in found:
+            raise click.UsageError(f"--schema-of {item!r}: give ID=FILE, each id once, and a file that is there.")
+        found[number] = Path(name).read_text(encoding="utf-8")
+    return found
 
 
 @pipelines.command()
@@ -196,7 +217,7 @@ def show(place: Place, name: str, limit: int | None, as_json: bool) -> None:
             "into": described.target,
             "dead letters": described.dead_letters,
             "transformation": definition.sql or definition.function or "none",
-            "decoder": definition.decoder,
+            "decoder": definition.decoder + (f", {definition.header} header" if definition.header else ""),
             "interval": definition.interval,
             "records": described.records,
             "rows": described.rows,

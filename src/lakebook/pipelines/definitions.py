@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import orjson
@@ -14,7 +14,7 @@ from lakebook.iceberg.schemas import schema_from, schema_to_json
 from lakebook.iceberg.staging import spark_type
 from lakebook.names import check_name, check_text, shown
 from lakebook.registry.pipelines import TABLE, TOPIC
-from lakebook.spark.avro import check_avro
+from lakebook.spark.avro import CONFLUENT, AvroRecords, check_avro
 from lakebook.spark.pipelines import AVRO, JSON, PROVENANCE, RAW, Decoder
 
 DEAD_LETTER, STOP = "dead_letter", "stop"
@@ -23,6 +23,8 @@ EARLIEST, LATEST = "earliest", "latest"
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", re.ASCII)
 _MOST_SQL = 100_000
 _MOST_SOURCES = 100
+_MOST_SCHEMAS = 1000
+_MOST_ID = 2**32 - 1
 
 #: Records and bytes of one batch at most: what is left is the next one's.
 BATCH_RECORDS = 10_000_000
@@ -46,6 +48,9 @@ class Definition:
     function: str | None = None
     decoder: str = RAW
     schema: str | None = None
+    #: What stands before each record of Avro, and the schemas by the ids that it names.
+    header: str | None = None
+    schemas: Mapping[str, str] | None = None
     provenance: bool = False
     bad_records: str = STOP
     evolve: bool = False
@@ -77,9 +82,12 @@ def definition_from(values: Mapping[str, Any]) -> Definition:
 
 def decoder_of(definition: Definition) -> Decoder:
     """What decodes the records of a definition."""
-    if definition.decoder != JSON:
-        return Decoder(definition.decoder, schema=definition.schema)
+    if definition.decoder == RAW:
+        return Decoder(RAW)
     assert definition.schema is not None
+    if definition.decoder == AVRO:
+        written = {int(number): schema for number, schema in (definition.schemas or {}).items()}
+        return Decoder(AVRO, avro=AvroRecords(definition.schema, definition.header, written))
     columns = columns_of(definition.schema)
     described: Any = spark_type(columns)
     for field, shape in zip(columns.fields, described["fields"], strict=True):
@@ -90,10 +98,14 @@ def decoder_of(definition: Definition) -> Decoder:
 def columns_of(text: str) -> Any:
     """The columns that a schema for JSON names, by DDL or in Iceberg's JSON form."""
     columns = schema_from(orjson.loads(text) if text.lstrip().startswith("{") else text)
-    taken = [field.name for field in columns.fields if field.name.lower() in PROVENANCE]
+    _refuse_provenance([field.name for field in columns.fields])
+    return columns
+
+
+def _refuse_provenance(names: Sequence[str]) -> None:
+    taken = [name for name in names if name.lower() in PROVENANCE]
     if taken:
         raise InvalidPipeline(f"a column cannot be named {shown(taken[0])}", on="pipeline")
-    return columns
 
 
 def schema_text(columns: Any) -> str:
@@ -113,7 +125,51 @@ def _check_schema(definition: Definition) -> None:
         except orjson.JSONDecodeError:
             raise InvalidPipeline(f"{shown(definition.schema)} is no schema", on="pipeline") from None
     else:
-        check_avro(definition.schema)
+        _refuse_provenance(check_avro(definition.schema))
+
+
+def _with_newest_schema(definition: Definition) -> Definition:
+    """Of several schemas of Avro, that of the highest id has the columns, where nothing else is said."""
+    if definition.header is None and definition.schemas is None:
+        return definition
+    if definition.decoder != AVRO:
+        raise InvalidPipeline(
+            "a header, or schemas by their ids, were given and no decoder that knows them",
+            on="pipeline",
+            remedy="Use the decoder avro",
+        )
+    if definition.header is None:
+        raise InvalidPipeline(
+            "schemas by their ids were given, and records without a header name none",
+            on="pipeline",
+            remedy=f"Give header={CONFLUENT!r} too",
+        )
+    _among("header", definition.header, (CONFLUENT,))
+    if definition.schemas is None:
+        return definition
+    schemas = _by_id(definition.schemas)
+    for schema in schemas.values():
+        check_avro(schema)
+    plain = {str(number): schema for number, schema in schemas.items()}
+    return replace(definition, schemas=plain, schema=definition.schema or schemas[max(schemas)])
+
+
+def _by_id(schemas: object) -> dict[int, str]:
+    if not isinstance(schemas, Mapping) or not 0 < len(schemas) <= _MOST_SCHEMAS:
+        raise InvalidPipeline(
+            f"{shown(schemas)} is no mapping of ids to schemas",
+            on="pipeline",
+            remedy="Map ids to texts",
+        )
+    found: dict[int, str] = {}
+    for number, schema in schemas.items():
+        text = str(number)
+        if isinstance(number, bool) or not (text.isascii() and text.isdecimal()) or int(text) > _MOST_ID:
+            raise InvalidPipeline(f"{shown(number)} is no id of a schema", on="pipeline", remedy="Use a whole number")
+        if not isinstance(schema, str) or int(text) in found:
+            raise InvalidPipeline(f"the schema of the id {text} is no text, or is given twice", on="pipeline")
+        found[int(text)] = schema
+    return found
 
 
 def _among(name: str, value: object, choices: Sequence[str]) -> None:
@@ -132,6 +188,7 @@ def check_definition(definition: Definition) -> Definition:
     _check_sources(definition)
     _check_transformation(definition)
     _among("decoder", definition.decoder, (RAW, JSON, AVRO))
+    definition = _with_newest_schema(definition)
     if definition.schema is not None and (not isinstance(definition.schema, str) or definition.decoder == RAW):
         raise InvalidPipeline(
             "a schema was given and no decoder that needs one", on="pipeline", remedy="Use the decoder json or avro"

@@ -94,6 +94,8 @@ class Pipelines:
         function: str | None = None,
         decoder: str = spark_pipelines.RAW,
         schema: str | None = None,
+        header: str | None = None,
+        schemas: Mapping[Any, str] | None = None,
         provenance: bool = False,
         bad_records: str = STOP,
         dead_letters: str | None = None,
@@ -112,6 +114,10 @@ class Pipelines:
         session the transformation is tried without rows, and a target that is not there is made with its columns;
         without one the target has to be there, and the first run tells. Records that do not fit their `decoder` stop
         the pipeline, or go to the table `dead_letters` (by default the target's name with `_dead_letters`).
+
+        `header="confluent"` reads records of Avro with a schema registry's header. Each is read by the one of
+        `schemas` that has its id, and has the columns of `schema`, or of the schema with the highest id; without
+        `schemas`, `schema` is used whatever the id.
         """
         check_name("pipeline", name)
         sources = [Source(TOPIC, item) for item in _listed(topics)]
@@ -123,6 +129,8 @@ class Pipelines:
                 function,
                 decoder,
                 schema,
+                header,
+                schemas,
                 provenance,
                 bad_records,
                 evolve,

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import io
 import json
+import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import fastavro
@@ -21,6 +23,23 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
+#: The header that Confluent's clients put before a record: a zero byte, and the id of its schema in four bytes.
+CONFLUENT = "confluent"
+_HEADER = struct.Struct(">bI")
+
+
+@dataclass(frozen=True)
+class AvroRecords:
+    """How records of Avro are read: into which columns, and which schemas they may have been written with."""
+
+    #: The schema whose columns the records have.
+    schema: str
+    #: What stands before each record; none: nothing does.
+    header: str | None = None
+    #: Schemas by the ids that headers name; none at all: whatever the id, it is the one above.
+    written: Mapping[int, str] = field(default_factory=dict)
+
+
 def avro_fields(schema: str) -> Any:
     """The columns of an Avro schema, as Spark has them."""
     from pyspark.sql.pandas.types import from_arrow_schema
@@ -28,9 +47,9 @@ def avro_fields(schema: str) -> Any:
     return from_arrow_schema(_avro_columns(schema))
 
 
-def check_avro(schema: str) -> None:
-    """Refuse a schema that cannot be read."""
-    _avro_columns(schema)
+def check_avro(schema: str) -> list[str]:
+    """The names of the columns of a schema; one that cannot be read is refused."""
+    return list(_avro_columns(schema).names)
 
 
 def _avro_schema(schema: str) -> Any:
@@ -128,36 +147,61 @@ def _avro_complex(kind: Mapping[str, Any], known: dict[str, Any]) -> pa.DataType
     return None
 
 
-def read_avro(frame: DataFrame, schema: str, decoded: str, reason: str) -> DataFrame:
+def read_avro(frame: DataFrame, records: AvroRecords, decoded: str, reason: str) -> DataFrame:
     """Decode by fastavro, where the executors are: Spark's own reader of Avro is not part of it."""
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StringType, StructField, StructType
 
-    optional = StructType([StructField(f.name, f.dataType, True) for f in avro_fields(schema).fields])
+    optional = StructType([StructField(f.name, f.dataType, True) for f in avro_fields(records.schema).fields])
     wanted = StructType(
         [*frame.schema.fields, StructField(decoded, optional, True), StructField(reason, StringType(), True)]
     )
     decoded_type = to_arrow_schema(StructType([StructField(decoded, optional, True)])).field(0).type
-    return frame.mapInArrow(_avro_reader(schema, decoded_type, (decoded, reason)), wanted)
+    return frame.mapInArrow(_avro_reader(records, decoded_type, (decoded, reason)), wanted)
+
+
+#: What is in a record, or why that cannot be told.
+_Read = tuple[Any, str | None]
+
+
+def _value_reader(records: AvroRecords) -> Callable[[bytes | None], _Read]:
+    """What reads the value of one record."""
+    wanted = _avro_schema(records.schema)
+    written = {number: _avro_schema(schema) for number, schema in records.written.items()}
+
+    def body(value: bytes, start: int, schema: Any) -> _Read:
+        stream = io.BytesIO(value)
+        stream.seek(start)
+        try:
+            found = fastavro.schemaless_reader(stream, schema, None if schema is wanted else wanted)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the record does not fit
+            return None, f"it is not Avro that fits the schema ({type(error).__name__})"
+        if stream.tell() != len(value):
+            return None, "there is more in it than the schema says"
+        return found, None
+
+    def headed(value: bytes) -> _Read:
+        if len(value) < _HEADER.size or value[0] != 0:
+            return None, "it does not begin with the header of a schema registry"
+        _, number = _HEADER.unpack_from(value)
+        schema = written.get(number) if written else wanted
+        if schema is None:
+            return None, f"its schema has the id {number}, which the pipeline does not know"
+        return body(value, _HEADER.size, schema)
+
+    def one(value: bytes | None) -> _Read:
+        if value is None:
+            return None, "it has no value"
+        return headed(value) if records.header == CONFLUENT else body(value, 0, wanted)
+
+    return one
 
 
 def _avro_reader(
-    schema: str, kind: pa.DataType, made: Sequence[str]
+    records: AvroRecords, kind: pa.DataType, made: Sequence[str]
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        parsed = _avro_schema(schema)
-
-        def one(value: bytes | None) -> tuple[Any, str | None]:
-            if value is None:
-                return None, "it has no value"
-            stream = io.BytesIO(value)
-            try:
-                found = fastavro.schemaless_reader(stream, parsed, None)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the record does not fit
-                return None, f"it is not Avro that fits the schema ({type(error).__name__})"
-            if stream.tell() != len(value):
-                return None, "there is more in it than the schema says"
-            return found, None
+        one = _value_reader(records)
 
         def fitting(found: Any) -> bool:
             try:
@@ -166,7 +210,7 @@ def _avro_reader(
                 return False
             return True
 
-        def columns(rows: list[tuple[Any, str | None]]) -> pa.Array:
+        def columns(rows: list[_Read]) -> pa.Array:
             return pa.array([row[0] for row in rows], kind)
 
         for batch in batches:

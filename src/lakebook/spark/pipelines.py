@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lakebook.errors import InvalidPipeline
 from lakebook.names import shown
-from lakebook.spark.avro import avro_fields, read_avro
+from lakebook.spark.avro import AvroRecords, avro_fields, read_avro
 from lakebook.spark.frames import empty
 from lakebook.spark.topics import COLUMNS
 
@@ -75,16 +75,16 @@ class Decoder:
     kind: str = RAW
     #: The columns of JSON, as Spark describes them; one that is not nullable has to be there.
     columns: Mapping[str, Any] | None = None
-    #: The schema of Avro.
-    schema: str | None = None
+    #: How records of Avro are read.
+    avro: AvroRecords | None = None
 
     def fields(self) -> Any:
         """The columns that it gives, as Spark has them."""
         from pyspark.sql.types import StructType
 
         if self.kind == AVRO:
-            assert self.schema is not None
-            return avro_fields(self.schema)
+            assert self.avro is not None
+            return avro_fields(self.avro.schema)
         assert self.columns is not None
         return StructType.fromJson(dict(self.columns))
 
@@ -96,8 +96,8 @@ def decoded(frame: DataFrame, decoder: Decoder) -> DataFrame:
     if decoder.kind == RAW:
         return frame.withColumn(_REASON, functions.lit(None).cast("string"))
     if decoder.kind == AVRO:
-        assert decoder.schema is not None
-        return read_avro(frame, decoder.schema, _DECODED, _REASON)
+        assert decoder.avro is not None
+        return read_avro(frame, decoder.avro, _DECODED, _REASON)
     fields = decoder.fields()
     text = functions.col("value").cast("string")
     wanted = _with_corrupt(fields)
