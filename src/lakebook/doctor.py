@@ -21,6 +21,7 @@ from lakebook.errors import LakebookError, WarehouseNotWritable
 from lakebook.metrics import Metrics
 from lakebook.registry.databases import Database, SQLite, database_for
 from lakebook.registry.migrate import check_revision, revision_of
+from lakebook.registry.pipelines import standing_of_all
 from lakebook.registry.registry import Registry
 from lakebook.registry.schedulers import active_scheduler
 from lakebook.registry.topics import DELETED_TOPICS
@@ -207,10 +208,11 @@ def _check_upkeep(book: Book, registry: Registry, gauges: dict[str, float]) -> C
     now = registry.clock.now_ms()
     found = registry.read_with(lambda reader: active_scheduler(reader, now, lease_ms))
     # It loads Arrow, which a book that cannot be opened need not wait for.
-    from lakebook.components.backlog import backlog, count_small_files
+    from lakebook.components.backlog import backlog, count_backlog, pipeline_warnings
 
-    owed = backlog({name: int(gauges[f"lakebook_{name}"]) for name in OWED}, count_small_files(book.lake))
+    owed = backlog({name: int(gauges[f"lakebook_{name}"]) for name in OWED}, count_backlog(book.lake))
     warnings = warnings_of(owed, active=found is not None)
+    warnings += pipeline_warnings(registry.read_with(standing_of_all), active=found is not None)
     if warnings:
         return Check("upkeep", Status.WARN, "; ".join(warnings), "See `lakebook maintenance status`")
     who = f"{found.holder} looks after the tables" if found is not None else "nobody does it, and nothing piles up"

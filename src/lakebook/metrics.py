@@ -41,6 +41,10 @@ GAUGES = {
     "stalled_deliveries": "Lake objects of which a subscriber has not taken every event yet.",
     "dead_letters": "Events that were parked and not driven again.",
     "requests": "Requests to the components that are not met yet.",
+    "pipelines": "Pipelines.",
+    "stopped_pipelines": "Pipelines that have stopped, and go on only when somebody resumes them.",
+    "failing_pipelines": "Pipelines whose last batch has failed, and that try it again.",
+    "pipeline_lag": "Records, or versions of source tables, that pipelines have not read yet, over all pipelines.",
 }
 
 

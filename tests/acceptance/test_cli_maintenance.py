@@ -23,6 +23,8 @@ from lakebook.components.names import COMPONENTS
 from lakebook.registry.deliveries import park
 from lakebook.registry.maintenance import list_requests, note_work
 from lakebook.registry.owed import begin_updates, fail_updates
+from lakebook.registry.pipelines import STOPPED, set_state
+from streaming import produce
 
 PATIENCE = 60.0
 
@@ -160,6 +162,23 @@ def test_status_and_doctor_warn_when_work_piles_up_and_no_daemon_runs(folder: Pa
     checks = {check["name"]: check for check in json.loads(run(folder, "doctor", "--json").stdout)["checks"]}
     assert checks["upkeep"]["status"] == "warn"
     assert piled in checks["upkeep"]["detail"]
+
+
+def test_status_and_doctor_warn_of_a_pipeline_that_has_stopped(folder: Path) -> None:
+    with lakebook.open(folder, publish="off") as book:
+        book.topics.create("clicks")
+        produce(book, "clicks", 0, 1, 2)
+        pipeline = book.pipelines.create("p", into="orders", topics="clicks", decoder="json")
+        stopped = "a record does not fit"
+        book._registry.write(lambda transaction: set_state(transaction, pipeline.listed.id, "p", STOPPED, stopped))
+    result = run(folder, "maintenance", "status", "--json")
+    status = json.loads(result.stdout)
+    assert result.exit_code == 1
+    assert (status["owed"]["stopped_pipelines"], status["owed"]["pipeline_lag"]) == (1, 2)
+    (warning,) = status["warnings"]
+    assert warning.startswith(f"pipeline p has stopped, and 2 records wait: {stopped}")
+    checks = {check["name"]: check for check in json.loads(run(folder, "doctor", "--json").stdout)["checks"]}
+    assert (checks["upkeep"]["status"], checks["upkeep"]["detail"]) == ("warn", warning)
 
 
 def test_what_is_owed_is_printed_with_the_reason_why_it_could_not_be_published(folder: Path) -> None:

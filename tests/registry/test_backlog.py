@@ -9,11 +9,15 @@ import pytest
 from books import Place, describe
 from lake import insert, numbers
 from lakebook import Book
-from lakebook.components.backlog import count_small_files
+from lakebook.components.backlog import count_old_versions, count_small_files, count_small_segments
+from lakebook.components.janitor import Janitor
 from lakebook.lake.compaction import debt_of
+from lakebook.pipelines.pipeline import Pipeline
 from lakebook.registry.deliveries import Lane, claim_turn, park, save_lanes
 from lakebook.registry.maintenance import REFRESH, ask
 from lakebook.registry.owed import begin_updates, fail_updates, owe
+from lakebook.registry.pipelines import STOPPED, note_failure, set_state
+from streaming import produce
 
 
 @pytest.fixture
@@ -50,6 +54,107 @@ def test_of_very_many_small_files_some_are_counted(book: Book, monkeypatch: pyte
     monkeypatch.setattr("lakebook.components.backlog._MOST_TABLES", 1)
     assert count_small_files(book.lake) == 5
     assert book.overview().owed["small_files"] == 5
+
+
+# --- small segments ----------------------------------------------------------------
+
+
+def test_small_segments_are_counted_as_the_janitor_merges_them(place: Place) -> None:
+    book = place.open(merge_segments=3, merge_quiet=0)
+    book.topics.create("orders", 2)
+    book.topics.create("kept", config={"segment.merge": "false"})
+    for number in range(5):
+        produce(book, "orders", 0, number)
+        produce(book, "kept", 0, number)
+    produce(book, "orders", 1, 1)
+    assert count_small_segments(book.lake) == 5
+    assert book.overview().owed["small_segments"] == 5
+    assert Janitor(book.lake).run_once("merging")["merging"]["segments"] == 5
+    assert count_small_segments(book.lake) == 0
+
+
+def test_segments_that_are_young_are_not_counted(place: Place) -> None:
+    book = place.open(merge_segments=3, merge_quiet=3600)
+    book.topics.create("orders")
+    for number in range(3):
+        produce(book, "orders", 0, number)
+    assert count_small_segments(book.lake) == 0
+
+
+def test_of_very_many_segments_the_newest_are_counted(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    book = place.open(merge_segments=3, merge_quiet=0)
+    book.topics.create("orders")
+    for number in range(6):
+        produce(book, "orders", 0, number)
+    monkeypatch.setattr("lakebook.components.backlog._MOST_SEGMENTS", 4)
+    assert count_small_segments(book.lake) == 4
+    monkeypatch.setattr("lakebook.components.names._MANY_SMALL_SEGMENTS", 4)
+    (warning,) = book.overview().warnings
+    assert "4 small segments are worth a merge" in warning and "lakebook run" in warning
+
+
+# --- history -----------------------------------------------------------------------
+
+
+def test_versions_beyond_the_history_that_is_kept_are_counted_until_they_expire(
+    book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = numbers(book, "a", *([number] for number in range(6)))
+    numbers(book, "b", [1])
+    assert count_old_versions(book.lake) == 0
+    table.set_properties(**{"lakebook.history.versions": "2", "lakebook.history.seconds": "0"})
+    assert count_old_versions(book.lake) == book.overview().owed["old_versions"] == 5
+    with table.pin(version=3):
+        # What somebody reads is no surplus.
+        assert count_old_versions(book.lake) == 3
+    monkeypatch.setattr("lakebook.components.names._MANY_OLD_VERSIONS", 5)
+    assert any("5 versions are older than the history that is kept" in item for item in book.overview().warnings)
+    book.cleaner.expire()
+    assert count_old_versions(book.lake) == 0
+
+
+# --- pipelines ---------------------------------------------------------------------
+
+
+def pipeline(book: Book, name: str, **options: Any) -> Pipeline:
+    return book.pipelines.create(name, into="t", topics="orders", decoder="json", **options)
+
+
+def test_a_pipeline_that_does_not_go_on_is_a_warning(book: Book) -> None:
+    book.topics.create("orders")
+    book.tables.create("t", "id BIGINT")
+    produce(book, "orders", 0, 1, 2, 3)
+    by_hand, failing, stopped, paused = (pipeline(book, name) for name in ("a", "b", "c", "d"))
+    assert book.overview().owed["pipeline_lag"] == 12
+    # Somebody runs them by hand, or nobody does: that is nobody else's business.
+    assert [item for item in book.overview().warnings if "pipeline" in item] == []
+    write = book._registry.write
+    for _ in range(2):
+        write(lambda transaction: note_failure(transaction, failing.listed.id, "the disk is full", 1.0))
+    write(lambda transaction: set_state(transaction, stopped.listed.id, "c", STOPPED, "a record does not fit"))
+    paused.pause()
+    found = book.overview()
+    assert [item for item in found.warnings if "pipeline" in item] == [
+        "pipeline c has stopped, and 3 records wait: a record does not fit; mend it, then run"
+        " `lakebook pipelines resume c`",
+        "pipeline b has failed 2 times in a row: the disk is full; see `lakebook pipelines show b`",
+        "pipeline d is paused, and 3 records wait",
+    ]
+    assert (found.owed["stopped_pipelines"], found.owed["failing_pipelines"]) == (1, 1)
+    for item in (by_hand, failing, stopped, paused):
+        item.delete()
+    assert book.overview().owed["pipeline_lag"] == 0
+
+
+def test_pipelines_with_an_interval_that_nobody_runs_are_a_warning_while_records_wait(book: Book) -> None:
+    book.topics.create("orders")
+    book.tables.create("t", "id BIGINT")
+    produce(book, "orders", 0, 1, 2)
+    pipeline(book, "a", interval=5.0)
+    told = "nobody runs the pipelines that have an interval, and 2 records wait for a"
+    assert told in book.overview().warnings
+    deliver(book, components=["pipelines"])
+    assert told not in book.overview().warnings
 
 
 # --- what is owed ------------------------------------------------------------------

@@ -47,6 +47,10 @@ def test_gauges_say_what_the_registry_holds(book: Book) -> None:
         "stalled_deliveries": 0,
         "dead_letters": 0,
         "requests": 0,
+        "pipelines": 0,
+        "stopped_pipelines": 0,
+        "failing_pipelines": 0,
+        "pipeline_lag": 0,
     }
 
 

@@ -30,12 +30,19 @@ OWED = (
     "dead_letters",
     "events",
     "requests",
+    "stopped_pipelines",
+    "failing_pipelines",
+    "pipeline_lag",
 )
-#: Beside them: files that are worth a compaction.
+#: Beside them: files that are worth a compaction, segments that are worth a merge, and versions beyond what is kept.
 SMALL_FILES = "small_files"
+SMALL_SEGMENTS = "small_segments"
+OLD_VERSIONS = "old_versions"
 # From here on it is worth a word that nobody does the work.
 _MANY_VERSIONS = 100
 _MANY_SMALL_FILES = 100
+_MANY_SMALL_SEGMENTS = 100
+_MANY_OLD_VERSIONS = 100
 _MANY_INSERTS = 1000
 _MANY_EVENTS = 100_000
 
@@ -62,6 +69,10 @@ def warnings_of(owed: Mapping[str, int], *, active: bool) -> list[str]:
             piled.append(f"{owed['owed_updates']} versions are owed to Iceberg")
         if owed[SMALL_FILES] >= _MANY_SMALL_FILES:
             piled.append(f"{owed[SMALL_FILES]} small files are worth a compaction")
+        if owed[SMALL_SEGMENTS] >= _MANY_SMALL_SEGMENTS:
+            piled.append(f"{owed[SMALL_SEGMENTS]} small segments are worth a merge")
+        if owed[OLD_VERSIONS] >= _MANY_OLD_VERSIONS:
+            piled.append(f"{owed[OLD_VERSIONS]} versions are older than the history that is kept")
         if owed["inserts"] >= _MANY_INSERTS:
             piled.append(f"the folders of {owed['inserts']} inserts are not swept")
         if owed["temporary_files_expired"]:

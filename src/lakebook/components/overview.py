@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from lakebook.cdc.subscribers import SUBSCRIPTIONS
-from lakebook.components.backlog import backlog, count_small_files
+from lakebook.components.backlog import backlog, count_backlog, pipeline_warnings
 from lakebook.components.names import warnings_of
 from lakebook.lake.lake import Lake
 from lakebook.registry.deliveries import (
@@ -22,6 +22,7 @@ from lakebook.registry.deliveries import (
 )
 from lakebook.registry.gauges import read_gauges
 from lakebook.registry.maintenance import Pause, Request, Work, list_named_work, list_pauses, list_requests
+from lakebook.registry.pipelines import standing_of_all
 from lakebook.registry.schedulers import active_scheduler
 from lakebook.registry.schema import MAX_BIGINT
 from lakebook.registry.transactions import Reader
@@ -76,15 +77,15 @@ def overview(lake: Lake) -> Overview:
     """How the upkeep of a book stands, of one moment."""
     now = lake.clock.now_ms()
     lease_ms = round(2 * lake.settings.astha_lease * 1000)
-    small_files = count_small_files(lake)
-    return lake.registry.in_snapshot(lambda reader: _read(reader, now, lease_ms, small_files))
+    counted = count_backlog(lake)
+    return lake.registry.in_snapshot(lambda reader: _read(reader, now, lease_ms, counted))
 
 
-def _read(reader: Reader, now: int, lease_ms: int, small_files: int) -> Overview:
+def _read(reader: Reader, now: int, lease_ms: int, counted: Mapping[str, int]) -> Overview:
     state = scheduler_state(reader)
     active = active_scheduler(reader, now, lease_ms) is not None
     said: Mapping[str, Any] = state.status if state is not None and active else {}
-    owed = backlog(read_gauges(reader, now), small_files)
+    owed = backlog(read_gauges(reader, now), counted)
     stalled = list_stalled(reader, _MOST)
     subscribers = _subscribers(reader, said.get("subscribers", {}), stalled)
     pauses = tuple(list_pauses(reader))
@@ -103,6 +104,7 @@ def _read(reader: Reader, now: int, lease_ms: int, small_files: int) -> Overview
         owed,
         (
             *warnings_of(owed, active=active),
+            *pipeline_warnings(standing_of_all(reader), active=active),
             *_warnings(subscribers, pauses),
             *_unheard(requests, said.get("components")),
         ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from lakebook.registry import schema
+from lakebook.registry.pipelines import STOPPED, standing_of_all
 from lakebook.registry.statements import Statement
 from lakebook.registry.temporary_files import COUNT_FILES
 from lakebook.registry.transactions import Reader
@@ -100,6 +101,7 @@ def read_gauges(reader: Reader, now: int) -> dict[str, int]:
     tables, table_files, table_rows, table_bytes = row(COUNT_TABLES)
     unpublished_tables, unpublished_versions = row(COUNT_UNPUBLISHED)
     owed, failed = row(COUNT_OWED)
+    pipelines = standing_of_all(reader)
     return {
         "topics": topics,
         "partitions": partitions,
@@ -126,4 +128,8 @@ def read_gauges(reader: Reader, now: int) -> dict[str, int]:
         "stalled_deliveries": row(COUNT_STALLED)[0],
         "dead_letters": row(COUNT_DEAD_LETTERS)[0],
         "requests": row(COUNT_REQUESTS)[0],
+        "pipelines": len(pipelines),
+        "stopped_pipelines": sum(item.state == STOPPED for item in pipelines),
+        "failing_pipelines": sum(item.failures > 0 for item in pipelines),
+        "pipeline_lag": sum(item.lag for item in pipelines),
     }

@@ -284,6 +284,35 @@ BROKEN_OFFSETS = Statement(
     .where(_t.deleted_at.is_(None), sa.or_(_n.topic_id.is_(None), _o.next_offset > _n.high_watermark))
     .order_by(_p.name, _t.name, _o.partition_id)
 )
+# What lies between where pipelines stand and the ends of their sources; of those that are there.
+_behind = sa.case(
+    (_o.next_offset < _n.high_watermark, _n.high_watermark - _o.next_offset), else_=sa.literal_column("0")
+)
+LAG_IN_TOPICS = Statement(
+    sa.select(_o.pipeline_id, sa.func.sum(_behind))
+    .select_from(
+        schema.pipeline_offsets.join(
+            schema.partitions,
+            sa.and_(
+                _o.kind == sa.literal_column(f"'{TOPIC}'"),
+                _n.topic_id == _o.source_id,
+                _n.partition_id == _o.partition_id,
+            ),
+        )
+    )
+    .group_by(_o.pipeline_id)
+)
+_s = schema.tables.c
+LAG_IN_TABLES = Statement(
+    sa.select(_o.pipeline_id, sa.func.sum(_s.version + sa.literal_column("1") - _o.next_offset))
+    .select_from(
+        schema.pipeline_offsets.join(
+            schema.tables, sa.and_(_o.kind == sa.literal_column(f"'{TABLE}'"), _s.id == _o.source_id)
+        )
+    )
+    .group_by(_o.pipeline_id)
+)
+EVERY_PIPELINE = Statement(sa.select(schema.pipelines).order_by(_p.name))
 VERSIONS_BETWEEN = Statement(
     sa.select(_v.version, _v.operation, _v.added_rows, _v.added_files + _v.removed_files)
     .where(_v.table_id == bind("of_table"), _v.version >= bind("first"), _v.version < bind("end"))
@@ -345,6 +374,20 @@ class PipelineRecord:
     def shown(self) -> str:
         """The pipeline as an error names it."""
         return f"pipeline {self.name}"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a pipeline stands: whether it goes on, and what waits for it."""
+
+    name: str
+    state: str
+    failures: int
+    last_error: str | None
+    #: Whether a daemon runs it.
+    scheduled: bool
+    #: Records, or versions of tables, that it has not read, of the partitions that it knows.
+    lag: int
 
 
 @dataclass(frozen=True)
@@ -480,6 +523,27 @@ def pipeline_by_id(reader: Reader, pipeline_id: int, name: str) -> PipelineRecor
 def list_pipelines(reader: Reader, after: str, most: int) -> list[PipelineRecord]:
     """Pipelines in the order of their names."""
     return [pipeline_from(row) for row in reader.all(LIST_PIPELINES, after, most)]
+
+
+def standing_of_all(reader: Reader) -> list[Standing]:
+    """How all pipelines stand, in the order of their names."""
+    found = [pipeline_from(row) for row in reader.all(EVERY_PIPELINE)]
+    if not found:
+        return []
+    lag: dict[int, int] = {}
+    for statement in (LAG_IN_TOPICS, LAG_IN_TABLES):
+        lag |= {int(row[0]): int(row[1]) for row in reader.all(statement)}
+    return [
+        Standing(
+            item.name,
+            item.state,
+            item.failures,
+            item.last_error,
+            item.definition.get("interval") is not None,
+            lag.get(item.id, 0),
+        )
+        for item in found
+    ]
 
 
 def pipelines_into(reader: Reader, table_id: int) -> list[PipelineRecord]:

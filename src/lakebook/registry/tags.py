@@ -63,6 +63,19 @@ OLD_SNAPSHOTS = Statement(
 TABLE_OF_OBJECT = Statement(sa.select(_t.id).where(_t.object_id == bind("of_object")), "of_object")
 
 
+_h = schema.table_horizons.c
+_readable = _t.version - sa.func.coalesce(_h.min_readable, sa.literal_column("0"))
+TABLES_WITH_MOST_HISTORY = Statement(
+    sa.select(_t.id)
+    .select_from(schema.tables.outerjoin(schema.table_horizons, _h.table_id == _t.id))
+    .where(_t.deleted_at.is_(None), _readable > sa.literal_column("0"))
+    .order_by(_readable.desc(), _t.id)
+    .limit(bind("most", sa.Integer))
+    .offset(ZERO),
+    "most",
+)
+
+
 @dataclass(frozen=True)
 class History:
     """Where the history of a table stands, and what its policy would keep of it now."""
@@ -111,6 +124,11 @@ def metadata_locations(reader: Reader) -> Iterator[tuple[int, str]]:
     while page := reader.all(METADATA_LOCATIONS, after, CHUNK):
         yield from ((int(row[0]), row[1]) for row in page)
         after = page[-1][0]
+
+
+def tables_with_most_history(reader: Reader, most: int) -> list[int]:
+    """The live tables with the most versions that can be read, those with the most first."""
+    return [int(row[0]) for row in reader.all(TABLES_WITH_MOST_HISTORY, most)]
 
 
 def history_of(reader: Reader, table: TableRecord, since: int, versions: int) -> History:

@@ -8,7 +8,7 @@ logarithm of the target says, however long a topic is fed.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -31,11 +31,12 @@ from lakebook.errors import (
 from lakebook.lake.lake import Lake
 from lakebook.pages import PAGE_SIZE, every
 from lakebook.registry.footers import load_footers, paths_with_footer
-from lakebook.registry.partitions import Partition
+from lakebook.registry.partitions import GET_PARTITION, Partition, partition_from
 from lakebook.registry.retention import Policy
 from lakebook.registry.schema import MAX_INTEGER
 from lakebook.registry.segments import BASE_OFFSET, LIST_SEGMENTS, SegmentInfo, segment_from
-from lakebook.registry.topics import Topic, not_found
+from lakebook.registry.small_segments import first_of_newest
+from lakebook.registry.topics import GET_TOPIC, Topic, not_found, topic_from
 from lakebook.registry.transactions import new_id
 from lakebook.streams.metadata_store import MetadataStore
 from lakebook.streams.retention import topics_after
@@ -264,9 +265,8 @@ class Merger:
         self, work: _Round, topic: Topic, partition: Partition, rule: Rule, run: Sequence[SegmentInfo]
     ) -> bool:
         """Merge what is worth it in a run; whether it has to be looked at again."""
-        before = self._lake.clock.now_ms() - round(self._lake.settings.merge_quiet * 1000)
         again = False
-        for is_quiet, some in groupby(run, lambda segment: _created(segment) <= before):
+        for is_quiet, some in groupby(run, self._is_quiet()):
             if not is_quiet:
                 again = True
                 continue
@@ -276,6 +276,20 @@ class Merger:
                 if work.enough():
                     return True
         return again
+
+    def count(self, partition: Partition, rule: Rule, start: int) -> int:
+        """How many segments from an offset on are worth a merge now."""
+        return sum(
+            len(part)
+            for run, _ in self._runs(partition, rule, start)
+            for is_quiet, some in groupby(run, self._is_quiet())
+            if is_quiet
+            for part in worth_merging(list(some), rule)
+        )
+
+    def _is_quiet(self) -> Callable[[SegmentInfo], bool]:
+        before = self._lake.clock.now_ms() - round(self._lake.settings.merge_quiet * 1000)
+        return lambda segment: _created(segment) <= before
 
     def _try(self, work: _Round, topic: Topic, partition: Partition, old: Sequence[SegmentInfo]) -> None:
         try:
@@ -293,6 +307,18 @@ class Merger:
 def _created(segment: SegmentInfo) -> int:
     assert segment.created_at is not None
     return to_ms(segment.created_at)
+
+
+def count_mergeable(lake: Lake, topic: str, number: int, most: int) -> int:
+    """How many of the newest segments of a partition are worth a merge; nothing is merged."""
+    of_topic, of_partition = lake.registry.one(GET_TOPIC, topic), lake.registry.one(GET_PARTITION, topic, number)
+    if of_topic is None or of_partition is None:
+        return 0  # It was deleted meanwhile.
+    found, partition = topic_from(of_topic), partition_from(of_partition)
+    if found.config.get(MERGE) == "false":
+        return 0
+    start = lake.registry.read_with(lambda reader: first_of_newest(reader, found.id, number, most))
+    return Merger(lake).count(partition, Rule.of(lake, found), start)
 
 
 def merge_topic(
