@@ -49,6 +49,35 @@ class Settings:
     )
     append_turn: float = _setting(30.0, "Seconds a partition's append turn lasts without an append.", least=0.001)
     lock_timeout: float = _setting(10.0, "Seconds one statement waits for a lock.", least=0.001)
+    read_timeout: float = _setting(
+        600.0,
+        "Seconds one statement that only reads may take on PostgreSQL before the server ends it. 0: there is no limit."
+        " Behind a transaction pooler it holds within snapshots; for other reads, set the role's `statement_timeout`.",
+        least=0,
+    )
+    write_timeout: float = _setting(
+        300.0,
+        "Seconds one statement of a write transaction may take on PostgreSQL before the server ends it."
+        " 0: there is no limit.",
+        least=0,
+    )
+    outage_seconds: float = _setting(
+        15.0,
+        "Seconds for which an open book waits for a PostgreSQL server that is away: it restarts, or another takes its"
+        " place. Writes wait at most `retry_seconds`. 0: it is said at once.",
+        least=0,
+    )
+    pooler: str = _setting(
+        "none",
+        "Whether `registry` leads to a pooler that gives each transaction whichever session is free (`transaction`)."
+        " Then nothing is prepared or set in a session.",
+        among=("none", "transaction"),
+    )
+    listen_registry: str = _setting(
+        "",
+        "Address of the PostgreSQL server itself, to listen for commits of other processes, where `registry` leads to a"
+        " pooler. Without it they are looked for every `event_poll` seconds.",
+    )
     transaction_silence: float = _setting(
         30.0,
         "Seconds that a write transaction may rest on PostgreSQL before the server ends it: so a frozen process"
@@ -203,7 +232,12 @@ class Settings:
 
     def redacted(self) -> Settings:
         """The same settings without a secret in them, fit to be printed."""
-        return replace(self, registry=redact(self.registry), warehouse=redact(self.warehouse))
+        return replace(
+            self,
+            registry=redact(self.registry),
+            warehouse=redact(self.warehouse),
+            listen_registry=redact(self.listen_registry),
+        )
 
 
 def redact(url: str) -> str:
@@ -315,7 +349,7 @@ def _convert(name: str, value: Any, where: str) -> Any:
             raise ValueError
         converted = os.fspath(value) if kind is str else kind(value)
     except (TypeError, ValueError):
-        shown_value = "its value" if name in ("registry", "warehouse") else shown(value)
+        shown_value = "its value" if name in ("registry", "warehouse", "listen_registry") else shown(value)
         raise InvalidSetting(f"{shown_value} is not a {kind.__name__}", on=f"{where}: {name}") from None
     least = known[name].metadata["least"]
     # Written so that NaN is refused too.

@@ -3,6 +3,7 @@
     LakebookError
     ├── TransientError            trying again may help
     │   ├── RegistryBusy
+    │   │   └── RegistryTimeout
     │   ├── RegistryUnavailable
     │   ├── StorageUnavailable
     │   ├── UploadIncomplete
@@ -179,6 +180,10 @@ class TerminalError(LakebookError):
 
 class RegistryBusy(TransientError):
     """The registry was locked or in conflict for longer than the retries last."""
+
+
+class RegistryTimeout(RegistryBusy):
+    """A statement took longer than the registry's server may work on one; nothing was changed."""
 
 
 class RegistryUnavailable(TransientError):

@@ -54,6 +54,8 @@ class Failure(enum.Enum):
     DUPLICATE = "duplicate"  # a unique key is taken: rolled back, look for which
     CORRUPT = "corrupt"  # the database file is damaged or is no database
     DENIED = "denied"  # no room, no right, read only: rolled back, and trying again cannot help
+    SLOW = "slow"  # a statement took longer than it may: rolled back, and it would take as long again
+    POOLED = "pooled"  # a pooler gave the session to somebody else, and the book does not know of it
     OTHER = "other"
 
 
@@ -83,13 +85,16 @@ _POSTGRESQL_FAILURES = {
     "25006": Failure.LOST,
     "25P03": Failure.LOST,
     "25P04": Failure.LOST,
+    # A prepared statement that is not there, or is there already: another session than the one it was made in.
+    "26000": Failure.POOLED,
     "40001": Failure.BUSY,
     "40P01": Failure.BUSY,
     "42501": Failure.DENIED,
+    "42P05": Failure.POOLED,
     "53100": Failure.DENIED,
     "55006": Failure.BUSY,
     "55P03": Failure.BUSY,
-    "57014": Failure.BUSY,
+    "57014": Failure.SLOW,
     "57P01": Failure.LOST,
     "57P02": Failure.LOST,
     "57P03": Failure.LOST,
@@ -114,6 +119,11 @@ class Database(ABC):
     errors: type[Exception]
     begin_write: str
     begin_snapshot: str
+    begin_migration: str
+    #: Begins a transaction whose statements are bounded, where those outside of one are not; empty: they are.
+    begin_bounded: str = ""
+    #: Whether a server that does not answer may be one that restarts, or that another is about to replace.
+    comes_back: bool = False
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -163,8 +173,7 @@ class Database(ABC):
             hide_parameters=True,
         )
         # Both drivers leave transactions to us; so does SQLAlchemy, unless it is told to begin them.
-        begin = "BEGIN" if self.kind == POSTGRESQL else self.begin_write
-        sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(begin))
+        sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(self.begin_migration))
         try:
             yield engine
         finally:
@@ -238,7 +247,7 @@ class SQLite(Database):
     """A registry in one file, or in memory."""
 
     kind = SQLITE
-    begin_write = "BEGIN IMMEDIATE"
+    begin_write = begin_migration = "BEGIN IMMEDIATE"
     begin_snapshot = "BEGIN"
 
     def __init__(self, settings: Settings, driver: Any = None) -> None:
@@ -376,39 +385,77 @@ _CONNECTION: dict[str, Any] = {
 }
 
 
+_LONGEST_TIMEOUT = 2**31 - 1
+
+# While another connection does the work, this one rests.
+_AT_REST = "SET LOCAL idle_in_transaction_session_timeout = 0;"
+
+
+def _ms(seconds: float) -> str:
+    """A time-out as PostgreSQL takes it; none is 0 there too."""
+    return f"{min(max(1, round(seconds * 1000)), _LONGEST_TIMEOUT) if seconds else 0}"
+
+
 class PostgreSQL(Database):
     """A registry on a PostgreSQL server, 14 or newer."""
 
     kind = POSTGRESQL
     errors = psycopg.Error
-    # The shared lock makes a new epoch wait for the transactions of the old one. It stands in a
-    # statement of its own, so that the epoch is read after the lock was waited for.
-    begin_write = (
-        f"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SELECT pg_advisory_xact_lock_shared({_EPOCH_LOCK});"  # noqa: S608 - a constant
-        " SELECT epoch FROM book WHERE id = 1"
-    )
-    # Whoever is frozen within a transaction holds up all who wait for its locks, until the server ends it.
-    bound_silence = "SET LOCAL idle_in_transaction_session_timeout = {ms}"
-    begin_snapshot = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"
+    comes_back = True
     lock_out_writers = f"SELECT pg_advisory_xact_lock({_EPOCH_LOCK})"
 
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        #: Whether a pooler gives every transaction whichever session is free: then nothing is left in one.
+        self.pooled = settings.pooler == "transaction"
+        lock = f"SET LOCAL lock_timeout = {_ms(settings.lock_timeout)};"
+        reads = f"SET LOCAL statement_timeout = {_ms(settings.read_timeout)};"
+        writes = f"SET LOCAL statement_timeout = {_ms(settings.write_timeout)};"
+        # Whoever is frozen within a transaction holds up all who wait for its locks, until the server ends it.
+        silence = f"SET LOCAL idle_in_transaction_session_timeout = {_ms(settings.transaction_silence)};"
+        begin = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;"
+        # The shared lock makes a new epoch wait for the transactions of the old one. It stands in a
+        # statement of its own, so that the epoch is read after the lock was waited for.
+        self.begin_write = (
+            f"{begin} {silence} {writes} {lock if self.pooled else ''}"  # noqa: S608 - numbers and constants
+            f" SELECT pg_advisory_xact_lock_shared({_EPOCH_LOCK}); SELECT epoch FROM book WHERE id = 1"
+        )
+        self.begin_snapshot = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY" + (f"; {reads}" if self.pooled else "")
+        self.begin_bounded = f"{begin} {silence} {writes} {lock}" if self.pooled else ""
+        # Whatever the role's own limits are: a migration takes as long as it takes.
+        self.begin_migration = f"BEGIN; SET LOCAL statement_timeout = 0; {_AT_REST} {lock}"
+
     def connect(self) -> Any:
+        connection = self._connect(self.settings.registry, 5 if not self.pooled else None)
+        if not self.pooled:
+            connection.execute(
+                "SELECT set_config('lock_timeout', %s, false), set_config('statement_timeout', %s, false)",
+                (_ms(self.settings.lock_timeout), _ms(self.settings.read_timeout)),
+            )
+        return connection
+
+    @property
+    def can_listen(self) -> bool:
+        """Whether there is a session of one's own to listen in."""
+        return not self.pooled or bool(self.settings.listen_registry)
+
+    def connect_to_listen(self) -> Any:
+        """A connection of one's own, past the pooler."""
+        return self._connect(self.settings.listen_registry or self.settings.registry, None)
+
+    def _connect(self, address: str, prepare_after: int | None) -> Any:
         try:
-            given = conninfo_to_dict(self.settings.registry)
-            connection = psycopg.connect(**_CONNECTION | given, autocommit=True)
+            given = conninfo_to_dict(address)
+            # Of several servers the one that takes writes: after a fail-over, the new one.
+            several = {"target_session_attrs": "read-write"} if "," in str(given.get("host") or "") else {}
+            return psycopg.connect(**_CONNECTION | several | given, autocommit=True, prepare_threshold=prepare_after)
         except psycopg.ProgrammingError:
             # The driver's own text repeats the address, password included.
-            raise InvalidSetting("it is not a PostgreSQL address", on=self.shown) from None
-        connection.execute(
-            "SELECT set_config('lock_timeout', %s, false), set_config('timezone', 'UTC', false)",
-            (f"{max(1, round(self.settings.lock_timeout * 1000))}ms",),
-        )
-        return connection
+            raise InvalidSetting("it is not a PostgreSQL address", on=redact(address)) from None
 
     def begin(self, connection: Any) -> str | None:
         # Never prepared: several statements in one text cannot be.
-        silence = self.bound_silence.format(ms=max(1, round(self.settings.transaction_silence * 1000)))
-        cursor = connection.execute(f"{self.begin_write}; {silence}", prepare=False)
+        cursor = connection.execute(self.begin_write, prepare=False)
         row = None
         while True:
             row = cursor.fetchone() if cursor.description else row
@@ -432,9 +479,11 @@ class PostgreSQL(Database):
         except psycopg.Error as error:
             raise self.unreachable(error) from error
         with connection:
-            connection.execute("SET lock_timeout = 0")
-            connection.execute("SELECT pg_advisory_lock(%s)", (_MIGRATION_LOCK,))
+            # The transaction's own, not the session's: behind a pooler the session is somebody else's next.
+            connection.execute(f"BEGIN; SET LOCAL lock_timeout = 0; SET LOCAL statement_timeout = 0; {_AT_REST}")
+            connection.execute("SELECT pg_advisory_xact_lock(%s)", (_MIGRATION_LOCK,))
             yield
+            connection.execute("COMMIT")
 
     def changes(self) -> ChangeProbe | None:
         return None

@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
+from itertools import count
 from typing import Any, TypeVar
 
 from lakebook import failpoints
@@ -24,9 +25,11 @@ from lakebook.errors import (
     CommitNotFound,
     CommitOutcomeUnknown,
     EpochChanged,
+    InvalidSetting,
     LakebookError,
     RegistryBusy,
     RegistryCorrupt,
+    RegistryTimeout,
 )
 from lakebook.metrics import Metrics
 from lakebook.registry.commits import (
@@ -94,8 +97,7 @@ class Registry:
                 self.connections.drop(connection)
                 raise
         except self.database.errors as error:
-            self._after_failed_read(error)
-            return self.read_with(lambda reader: reader.one(statement, *values))
+            return self._read_again(lambda reader: reader.one(statement, *values), self._reading, error)
         self.connections.give(connection)
         return row
 
@@ -104,30 +106,39 @@ class Registry:
         return self.read_with(lambda reader: reader.all(statement, *values))
 
     def read_with(self, work: Callable[[Reader], T], *, plan_once: bool = True) -> T:
-        """Run `work` on a connection, and once more if the connection was lost."""
-        return self._with_retry(work, lambda: self.read(plan_once=plan_once))
+        """Run `work` on a connection, and again if the connection was lost."""
+        return self._with_retry(work, partial(self._reading, plan_once=plan_once))
 
     def in_snapshot(self, work: Callable[[Reader], T]) -> T:
         """Run `work` on one consistent state of the registry."""
-        return self._with_retry(work, self.snapshot)
+        return self._with_retry(work, self._in_one_state)
 
-    def _with_retry(self, work: Callable[[Reader], T], opened: Callable[[], AbstractContextManager[Reader]]) -> T:
+    def _with_retry(self, work: Callable[[Reader], T], opened: Callable[[Any], AbstractContextManager[Reader]]) -> T:
         try:
-            with opened() as reader:
+            with opened(self.connections.take()) as reader:
                 return work(reader)
         except self.database.errors as error:
-            self._after_failed_read(error)
-        try:
-            with opened() as reader:
-                return work(reader)
-        except self.database.errors as error:
-            raise self._wrapped(error) from error
+            return self._read_again(work, opened, error)
 
-    def _after_failed_read(self, error: Exception) -> None:
-        """A read may always be tried once more, on a fresh connection."""
-        if self.database.classify(error) not in (Failure.LOST, Failure.BUSY):
-            raise self._wrapped(error) from error
-        self.connections.drop_idle()
+    def _read_again(
+        self, work: Callable[[Reader], T], opened: Callable[[Any], AbstractContextManager[Reader]], error: Exception
+    ) -> T:
+        """Read on fresh connections: once more, and where the server is away, until it is back or was away too long."""
+        until = self.clock.monotonic() + (self.settings.outage_seconds if self.database.comes_back else 0.0)
+        for attempt in count(1):
+            failure = self.database.classify(error)
+            gone = failure is Failure.LOST and self.clock.monotonic() < until
+            if failure not in (Failure.LOST, Failure.BUSY) or (attempt > 1 and not gone):
+                raise self._wrapped(error) from error
+            self.connections.drop_idle()
+            if attempt > 1:
+                self.clock.sleep(_backoff(attempt))
+            try:
+                with opened(self.connections.take()) as reader:
+                    return work(reader)
+            except self.database.errors as failed:
+                error = failed
+        raise AssertionError("unreachable")
 
     def database_now_ms(self) -> int | None:
         """The time on the database server's clock; none where the database has no clock of its own."""
@@ -137,10 +148,16 @@ class Registry:
         assert row is not None
         return int(row[0])
 
-    @contextmanager
-    def read(self, *, plan_once: bool = True) -> Iterator[Reader]:
+    def read(self, *, plan_once: bool = True) -> AbstractContextManager[Reader]:
         """A connection for statements that each see the newest state."""
-        connection = self._take()
+        return self._reading(self._take(), plan_once=plan_once)
+
+    def snapshot(self) -> AbstractContextManager[Reader]:
+        """A connection for statements that all see the same state."""
+        return self._in_one_state(self._take())
+
+    @contextmanager
+    def _reading(self, connection: Any, *, plan_once: bool = True) -> Iterator[Reader]:
         try:
             yield Reader(connection, self.database, plan_once=plan_once)
         except BaseException:
@@ -149,9 +166,7 @@ class Registry:
         self.connections.give(connection)
 
     @contextmanager
-    def snapshot(self) -> Iterator[Reader]:
-        """A connection for statements that all see the same state."""
-        connection = self._take()
+    def _in_one_state(self, connection: Any) -> Iterator[Reader]:
         try:
             connection.execute(self.database.begin_snapshot)
             yield Reader(connection, self.database)
@@ -192,7 +207,9 @@ class Registry:
                         self.metrics.count_transaction("failed")
                         raise self._wrapped(again.cause) from again.cause
                     spent = self.clock.monotonic() - started
-                    if attempt >= self.settings.retry_attempts or spent >= self.settings.retry_seconds:
+                    if spent >= self.settings.retry_seconds or (
+                        attempt >= self.settings.retry_attempts and not self._may_come_back(failure, spent)
+                    ):
                         self.metrics.count_transaction("given_up")
                         raise self._given_up(again) from again.cause
                     self.clock.sleep(_backoff(attempt))
@@ -203,6 +220,10 @@ class Registry:
                     self.metrics.count_transaction("committed")
                     self._prune_now_and_then()
                     return result
+
+    def _may_come_back(self, failure: Failure, spent: float) -> bool:
+        """Whether to wait on for a server that is away."""
+        return failure is Failure.LOST and self.database.comes_back and spent < self.settings.outage_seconds
 
     def _attempt(self, work: Callable[[Transaction], T], commit_id: str | None, retried_after: Failure | None) -> T:
         connection = self._take_for_write()
@@ -298,8 +319,9 @@ class Registry:
             try:
                 state = self._fence_open(fence) if opened else self._fence_unopened(fence)
             except self.database.errors as failed:
-                if self.database.classify(failed) not in (Failure.LOST, Failure.BUSY):
+                if self.database.classify(failed) not in (Failure.LOST, Failure.BUSY, Failure.SLOW):
                     break
+                self.connections.drop_idle()
                 if self.clock.monotonic() >= deadline:
                     break
                 self.clock.sleep(_backoff(attempt))
@@ -328,7 +350,7 @@ class Registry:
             try:
                 return self._fence_open(commit_id)
             except self.database.errors as error:
-                if self.database.classify(error) not in (Failure.LOST, Failure.BUSY):
+                if self.database.classify(error) not in (Failure.LOST, Failure.BUSY, Failure.SLOW):
                     raise self._wrapped(error) from error
                 self.connections.drop_idle()
                 self.clock.sleep(_backoff(attempt))
@@ -339,7 +361,8 @@ class Registry:
         connection = self.connections.take()
         try:
             reader = Reader(connection, self.database)
-            reader._execute(ABORT_OPEN, (self.clock.now_ms(), commit_id))
+            with self._bounded(connection):
+                reader._execute(ABORT_OPEN, (self.clock.now_ms(), commit_id))
             row = reader.one(STATE_OF_COMMIT, commit_id)
         except BaseException:
             self.connections.drop(connection)
@@ -355,7 +378,8 @@ class Registry:
         try:
             reader = Reader(connection, self.database)
             try:
-                reader._execute(INSERT_FENCE, (fence, "aborted", self.epoch, owner()))
+                with self._bounded(connection):
+                    reader._execute(INSERT_FENCE, (fence, "aborted", self.epoch, owner()))
             except self.database.errors as error:
                 if self.database.classify(error) is not Failure.DUPLICATE:
                     raise
@@ -368,6 +392,21 @@ class Registry:
         if row is None:
             raise CommitNotFound("its fence is gone", on=f"commit {fence}")
         return str(row[0])
+
+    @contextmanager
+    def _bounded(self, connection: Any) -> Iterator[None]:
+        """Statements that wait for others for a bounded time only, also where the session has no limit of its own."""
+        if not self.database.begin_bounded:
+            yield
+            return
+        connection.execute(self.database.begin_bounded)
+        try:
+            yield
+        except self.database.errors as error:
+            if self.database.classify(error) is Failure.DUPLICATE:
+                connection.execute("ROLLBACK")
+            raise
+        connection.execute("COMMIT")
 
     def write_opened(self, kind: str, work: Callable[[Transaction, str], T]) -> T:
         """Open a commit row, then run `work` in the transaction that commits it.
@@ -426,6 +465,18 @@ class Registry:
             return self.database.unreachable(error)
         if failure is Failure.BUSY:
             return RegistryBusy("it is locked", on=self.database.shown, remedy="Try again")
+        if failure is Failure.SLOW:
+            return RegistryTimeout(
+                "a statement took longer than it may, and the server ended it",
+                on=self.database.shown,
+                remedy="Look for what keeps the server busy; the limits are read_timeout and write_timeout",
+            )
+        if failure is Failure.POOLED:
+            return InvalidSetting(
+                "a prepared statement is not there: a pooler has given the session to somebody else",
+                on=self.database.shown,
+                remedy='Set pooler="transaction"',
+            )
         code = getattr(error, "sqlstate", None) or getattr(error, "sqlite_errorname", None) or type(error).__name__
         return RegistryCorrupt(
             f"the database refused a statement ({code})", on=self.database.shown, remedy="Run lakebook doctor"

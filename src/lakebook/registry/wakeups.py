@@ -65,6 +65,8 @@ class Waiter:
         """Begin to listen to other processes."""
         if getattr(self._database, "in_memory", False):
             return  # There are no others.
+        if isinstance(self._database, PostgreSQL) and not self._database.can_listen:
+            return  # Behind a pooler nothing is heard: whoever waits looks by itself.
         listen = self._listen if isinstance(self._database, PostgreSQL) else self._probe
         self._thread = threading.Thread(target=listen, name="lakebook-wakeups", daemon=True)
         self._thread.start()
@@ -111,9 +113,10 @@ class Waiter:
 
     def _listen(self) -> None:
         while not self._ending.is_set():
-            # Behind a pooler, or while the server restarts, nothing is heard; then polling has to do.
+            # While the server restarts, nothing is heard; then polling has to do.
             with suppress(self._database.errors, LakebookError):
-                connection = self._database.connect()
+                assert isinstance(self._database, PostgreSQL)
+                connection = self._database.connect_to_listen()
                 try:
                     self._hear(connection)
                 finally:
