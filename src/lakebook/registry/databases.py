@@ -87,6 +87,7 @@ _POSTGRESQL_FAILURES = {
     "25P04": Failure.LOST,
     # A prepared statement that is not there, or is there already: another session than the one it was made in.
     "26000": Failure.POOLED,
+    "3F000": Failure.DENIED,  # the search path leads to no schema
     "40001": Failure.BUSY,
     "40P01": Failure.BUSY,
     "42501": Failure.DENIED,

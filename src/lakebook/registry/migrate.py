@@ -26,7 +26,10 @@ _BUSY_PAUSE = 0.01
 
 HAS_VERSION = Statement(
     sa.text("SELECT count(*) FROM sqlite_master WHERE name = 'schema_version'"),
-    postgresql=sa.text("SELECT CASE WHEN to_regclass('schema_version') IS NULL THEN 0 ELSE 1 END"),
+    # In the schema that new tables go to: one further along the search path may be another book's.
+    postgresql=sa.text(
+        "SELECT CASE WHEN to_regclass(quote_ident(current_schema()) || '.schema_version') IS NULL THEN 0 ELSE 1 END"
+    ),
 )
 READ_VERSION = Statement(sa.text("SELECT version_num FROM schema_version"))
 
