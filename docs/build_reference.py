@@ -30,8 +30,10 @@ from lakebook.pipelines.pipeline import Pipeline, PipelineDescription
 from lakebook.pipelines.pipelines import Pipelines
 from lakebook.pipelines.running import BatchReport, RunReport
 from lakebook.registry import schema
+from lakebook.registry.backup_files import Header, Summary
 from lakebook.registry.events import EventLog
 from lakebook.registry.history import TableVersion
+from lakebook.registry.holding import Restored
 from lakebook.registry.members import GroupMember, Membership
 from lakebook.registry.ranges import Range
 from lakebook.registry.rates import PartitionTraffic, ReadingGroup, TopicTraffic
@@ -56,6 +58,9 @@ NOTE = "<!-- Written by `make docs` from the code; change it there. -->\n\n"
 
 # What one meets through a book without importing it.
 REACHED = (
+    Summary,
+    Header,
+    Restored,
     EventLog,
     Metrics,
     Settings,

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from lakebook.lake.table import PinnedTable, Table, TableDescription
     from lakebook.lake.tables import Tables
     from lakebook.registry.publishing import SnapshotRecord
+    from lakebook.restoring import RestoreReport, restore_book
     from lakebook.spark.session import spark_session
     from lakebook.streams.batching import Acknowledgement
     from lakebook.streams.consumer import Consumer
@@ -60,8 +61,10 @@ _LAZY = {
     "Table": "lakebook.lake.table",
     "TableDescription": "lakebook.lake.table",
     "Tables": "lakebook.lake.tables",
+    "RestoreReport": "lakebook.restoring",
     "View": "lakebook.views.view",
     "Views": "lakebook.views.views",
+    "restore_book": "lakebook.restoring",
     "spark_session": "lakebook.spark.session",
 }
 
@@ -103,6 +106,7 @@ __all__ = [
     "Producer",
     "PublishReport",
     "Record",
+    "RestoreReport",
     "SegmentInfo",
     "SnapshotRecord",
     "Table",
@@ -116,5 +120,6 @@ __all__ = [
     "View",
     "Views",
     "open",
+    "restore_book",
     "spark_session",
 ]

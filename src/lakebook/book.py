@@ -27,6 +27,7 @@ from lakebook.registry.epoch import (
 )
 from lakebook.registry.events import EventLog
 from lakebook.registry.gauges import read_gauges
+from lakebook.registry.holding import Restored, end_hold, restored
 from lakebook.registry.inserts import ANY_INSERT_OR_TABLE
 from lakebook.registry.maintenance import Work, list_named_work
 from lakebook.registry.migrate import HEAD, REVISIONS, Migration, check_revision, migrate, revision_of
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from lakebook.lake.table import Table
     from lakebook.lake.tables import Tables
     from lakebook.pipelines.pipelines import Pipelines
+    from lakebook.registry.backup_files import Summary
     from lakebook.server.endpoint import RestEndpoint
     from lakebook.spark.types import DataFrame, SparkSession
     from lakebook.streams.consumer import Consumer
@@ -317,20 +319,28 @@ class Book:
 
         Without `files` no byte is read. With a Spark session the files of tables are checked by its executors.
         """
+        former = self.restored
         found: list[Checked | Verification] = [
             self._registry.in_snapshot(lambda reader: verify_streams(reader, progress))
         ]
-        if files and self._registry.read_with(any_file):
+        # A restored book may find what it does not know.
+        if files and (former is not None or self._registry.read_with(any_file)):
             from lakebook.streams.checking import verify_segments
 
             found.append(verify_segments(self.lake, progress))
-        if self._has_tables():
+        if former is not None or self._has_tables():
             from lakebook.lake.checking import verify_tables
 
             found.append(verify_tables(self.lake, progress, files=files, spark=spark))
+        findings = [finding for item in found for finding in item.findings]
+        if former is not None:
+            findings = [
+                replace(item, what=former.gone(item.what)) if "does not exist" in item.what else item
+                for item in findings
+            ]
         return Verification(
             {name: number for item in found for name, number in item.checked.items()},
-            tuple(finding for item in found for finding in item.findings),
+            tuple(findings),
             tuple(text for item in found for text in item.unfinished),
         )
 
@@ -482,6 +492,30 @@ class Book:
         now = self._registry.clock.now_ms()
         self.metrics.set_gauges(self._registry.in_snapshot(lambda reader: read_gauges(reader, now)))
         return self.metrics
+
+    # --- backup ----------------------------------------------------------------------
+
+    def backup(
+        self,
+        file: str | os.PathLike[str],
+        progress: Callable[[int, int | None, str], None] = lambda done, total, table: None,
+    ) -> Summary:
+        """Write the registry as it is at this moment into a new file, while others write on.
+
+        The bytes of the warehouse are not in it. `lakebook.restore` makes a book of it.
+        """
+        from lakebook.registry.portable import write_backup
+
+        return write_backup(self._registry, file, self.warehouse.root, progress)
+
+    @property
+    def restored(self) -> Restored | None:
+        """From which backup it was restored, and whether it is still held; none if it never was restored."""
+        return restored(self._registry)
+
+    def resume_after_restore(self) -> bool:
+        """Let things be removed again from a book that was restored; whether it was held."""
+        return self._registry.write(end_hold)
 
     def begin_epoch(self) -> str:
         """Begin a new life of the book, after it was restored, rebuilt or copied.

@@ -103,6 +103,11 @@
         ├── ReadFailed
         ├── PipelineStopped
         ├── BuildFailed
+        ├── BookHeld
+        ├── BookExists
+        ├── BackupInvalid
+        ├── BackupNotWritable
+        ├── CopyFailed
         ├── SchemaOutdated
         ├── SchemaTooNew
         ├── MigrationFailed
@@ -588,6 +593,26 @@ class BuildFailed(TerminalError):
 
 class CursorExpired(TerminalError):
     """The events after this cursor are no longer kept, or belong to another epoch."""
+
+
+class BookHeld(TerminalError):
+    """The book was restored from a backup, and nothing is removed before somebody has looked at it."""
+
+
+class BookExists(TerminalError):
+    """A book can be restored or copied only to a place where there is none."""
+
+
+class BackupInvalid(TerminalError):
+    """The file is no backup of a book, or not all of one, or was changed since."""
+
+
+class BackupNotWritable(TerminalError):
+    """The backup cannot be written there."""
+
+
+class CopyFailed(TerminalError):
+    """A book could not be copied as a whole; there is no book at the new place yet."""
 
 
 class SchemaOutdated(TerminalError):

@@ -72,6 +72,9 @@ POINTS = (
     "pipeline.planned",
     "pipeline.written",
     "pipeline.landed",
+    "backup.written",
+    "restore.rows_loaded",
+    "restore.loaded",
     "migration.step",
     "migration.footers_moved",
 )

@@ -19,6 +19,7 @@ import astha_subscribers
 import batch_processes
 import merge_processes
 import mirror_processes
+import moving_processes
 import outside_writers
 import pipeline_processes
 import producing
@@ -300,5 +301,5 @@ def test_every_failpoint_is_swept() -> None:
         *merge_processes.POINTS,
     }
     swept |= {*mirror_processes.POINTS, *producing.POINTS, producing.UPLOAD, *batch_processes.POINTS}
-    swept |= {*view_processes.POINTS, *pipeline_processes.POINTS}
+    swept |= {*view_processes.POINTS, *pipeline_processes.POINTS, *moving_processes.POINTS}
     assert swept | migrations == set(failpoints.POINTS)

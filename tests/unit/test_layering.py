@@ -14,6 +14,7 @@ LAYERS = (
     "pyspark_lakebook",
     "cli",
     "doctor",
+    "restoring",
     "book",
     "server",
     "components",

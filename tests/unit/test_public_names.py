@@ -15,9 +15,9 @@ PUBLIC = {
     "ConsumerOffset", "Cursor",
     "Event", "EventBatch", "GroupState", "InsertReport", "LakebookError", "Materialized", "MetadataStore",
     "OffsetCommit", "OffsetReset", "Page", "Partition", "PartitionLag", "PendingReport", "PinnedTable", "Plan",
-    "Producer", "PublishReport", "Record",
+    "Producer", "PublishReport", "Record", "RestoreReport",
     "SegmentInfo", "SnapshotRecord", "Table", "TableDescription", "Tables", "TemporaryFile", "TerminalError",
-    "Topic", "TopicConfig", "TransientError", "View", "Views", "open", "spark_session",
+    "Topic", "TopicConfig", "TransientError", "View", "Views", "open", "restore_book", "spark_session",
 }  # fmt: skip
 
 SPECIFIED = {

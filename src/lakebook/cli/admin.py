@@ -220,6 +220,25 @@ def begin_epoch(place: Place, yes: bool, as_json: bool) -> None:
         print_line(f"began epoch {epoch}")
 
 
+@admin.command("resume-after-restore")
+@yes_option
+@json_option
+@pass_place
+def resume_after_restore(place: Place, yes: bool, as_json: bool) -> None:
+    """Let things be removed again from a book that was restored.
+
+    Look at what `lakebook verify` says first. What lay in the warehouse when the book was restored, and is not known
+    to it, stays in any case.
+    """
+    with place.open() as book:
+        confirm("Let retired files be deleted and history end again?", yes=yes)
+        resumed = book.resume_after_restore()
+    if as_json:
+        print_json({"resumed": resumed})
+    else:
+        print_line("things are removed again" if resumed else "the book was not held")
+
+
 def _place(context: click.Context) -> Place:
     place = context.find_object(Place)
     assert place is not None

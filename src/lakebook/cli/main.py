@@ -9,6 +9,7 @@ import click
 
 import lakebook
 from lakebook.cli.admin import admin
+from lakebook.cli.backup import backup, restore
 from lakebook.cli.book import doctor, init, metrics, migrate, repair, verify
 from lakebook.cli.commands import BookGroup, Place
 from lakebook.cli.consume import consume
@@ -70,6 +71,8 @@ for command in (
     maintenance,
     verify,
     repair,
+    backup,
+    restore,
     metrics,
     migrate,
     doctor,

@@ -21,6 +21,7 @@ from lakebook.lake.cleaning import Cleaner
 from lakebook.lake.debts import settle_debts
 from lakebook.lake.lake import Lake
 from lakebook.names import shown
+from lakebook.registry.holding import held_since
 from lakebook.registry.pruning import drop_laggards, prune_commits, prune_events, prune_history
 from lakebook.registry.topics import DELETED_TOPICS
 from lakebook.registry.upkeep import keep_database
@@ -38,6 +39,8 @@ _LOOKS_PER_LEASE = 3
 _MOST_TOLD = 5
 # Intervals after which work that is always to be done is written down again.
 _INTERVALS_BETWEEN_NOTES = 60
+# What is done also while a restored book is held.
+_REMOVES_NOTHING = frozenset({"debts", "events", "upkeep"})
 # Topics that one note names.
 _MOST_TOPICS = 20
 
@@ -155,6 +158,9 @@ class Janitor(Component):
         pause = self.paused()
         if pause is not None:
             return {"paused": pause.reason}
+        since = None if name in _REMOVES_NOTHING else held_since(self.lake.registry)
+        if since is not None:
+            return {"held": f"it was restored at {since.isoformat(timespec='seconds')}"}
         action = self._actions[name]
         with self.journal.work(name, action.reason) as entry:
             entry.worth_noting = False

@@ -21,6 +21,7 @@ from lakebook.registry.deliveries import (
     scheduler_state,
 )
 from lakebook.registry.gauges import read_gauges
+from lakebook.registry.holding import held_since
 from lakebook.registry.maintenance import Pause, Request, Work, list_named_work, list_pauses, list_requests
 from lakebook.registry.pipelines import standing_of_all
 from lakebook.registry.schedulers import active_scheduler
@@ -106,6 +107,7 @@ def _read(reader: Reader, now: int, lease_ms: int, counted: Mapping[str, int]) -
             *warnings_of(owed, active=active),
             *pipeline_warnings(standing_of_all(reader), active=active),
             *_warnings(subscribers, pauses),
+            *_held(reader),
             *_unheard(requests, said.get("components")),
         ),
     )
@@ -151,6 +153,16 @@ def _warnings(subscribers: tuple[SubscriberOverview, ...], pauses: tuple[Pause, 
         for pause in pauses
     ]
     return found
+
+
+def _held(reader: Reader) -> list[str]:
+    since = held_since(reader)
+    if since is None:
+        return []
+    return [
+        f"the book was restored at {since.isoformat(timespec='seconds')}, and nothing is removed from it:"
+        " run `lakebook verify`, and then `lakebook admin resume-after-restore`"
+    ]
 
 
 def _unheard(requests: tuple[Request, ...], running: Sequence[str] | None) -> list[str]:

@@ -34,6 +34,7 @@ from lakebook.lake.lake import Lake
 from lakebook.lake.measuring import PARQUET
 from lakebook.lake.properties import TagPolicy, history_policy, tag_policy
 from lakebook.lake.tagging import AlreadyKept, keep_snapshot, let_go
+from lakebook.registry.holding import held_since
 from lakebook.registry.maintenance import DONE, FAILED, TAG, Request, Work, list_work, meet, requests_of_kind
 from lakebook.registry.publishing import SnapshotRecord, snapshots_of
 from lakebook.registry.schema import MAX_BIGINT
@@ -536,6 +537,8 @@ class Snapshotter(Component, Subscriber):
             since = self.lake.clock.now_ms() - round(seconds * 1000)
             return self.lake.registry.in_snapshot(lambda reader: history_of(reader, table, since, versions))
 
+        if held_since(self.lake.registry) is not None:
+            return [self.lake.clock.now_ms() + self._interval]
         # Not for every single version: each time, the metadata is written anew.
         part = round(min(seconds / _PART_OF_HISTORY, _LONGEST_PART) * 1000)
         rests_until = 0 if known.expired_at is None else known.expired_at + part

@@ -20,6 +20,7 @@ from lakebook.lake.cleaning import LeaseWatch, is_past_grace
 from lakebook.lake.file_checks import wrong_files
 from lakebook.lake.lake import Lake
 from lakebook.lake.leasing import READS
+from lakebook.registry.holding import restored
 from lakebook.registry.inserts import (
     EVERY_INSERT,
     STAGED_RANGES,
@@ -334,11 +335,21 @@ def _relative(lake: Lake, location: str) -> str:
 def _check_objects(lake: Lake, result: Checked) -> int:
     """Objects that nothing accounts for: orphans, sidecars, staged tables without a lease."""
     number = 0
+    former = restored(lake.registry)
     suspects: list[tuple[str, str, bool]] = []
     for folder in (DATA, ICEBERG):
         for items in _listed(lake, folder, result):
             number += len(items)
             known = lake.registry.read_with(lambda reader: known_paths(reader, [item.path for item in items]))  # noqa: B023
+            if former is not None:
+                left_there = [item for item in items if item.path not in known and former.was_there(item.modified)]
+                unknown = lake.registry.read_with(
+                    lambda reader: unaccounted_paths(reader, [item.path for item in left_there])  # noqa: B023
+                )
+                result.unfinished += [
+                    former.unknown(item.path, item.modified) for item in left_there if item.path in unknown
+                ]
+                known |= unknown
             suspects += [
                 (
                     item.path,

@@ -16,6 +16,7 @@ from lakebook.lake.lake import Lake
 from lakebook.lake.leasing import READS
 from lakebook.lake.properties import history_policy
 from lakebook.names import shown
+from lakebook.registry.holding import refuse_while_held, restored
 from lakebook.registry.inserts import (
     FORGET_INSERT,
     NOTE_SWEPT,
@@ -199,6 +200,10 @@ class Cleaner:
         self._next_file = self._next_insert = ""
         self._listing: tuple[Iterator[list[ObjectInfo]], float] | None = None
 
+    def _refuse_while_held(self, dry_run: bool) -> None:
+        if not dry_run:
+            refuse_while_held(self._lake.registry)
+
     # --- history -------------------------------------------------------------------
 
     def expire(
@@ -212,6 +217,7 @@ class Cleaner:
         progress: Callable[[str], None] = lambda step: None,
     ) -> Expired:
         """End the history of a table, or of all, that its policy no longer keeps."""
+        self._refuse_while_held(dry_run)
         dead = self._dead(wait and not dry_run, progress)
         result = Expired(dry_run)
         if dead and not dry_run:
@@ -344,6 +350,7 @@ class Cleaner:
         Deleting what is already gone is fine. What storage refuses stays for the next run. `enough` is asked
         after each batch whether to stop; this cleaner's next run goes on from there.
         """
+        self._refuse_while_held(dry_run)
         result = Cleaned(dry_run)
         dead = self._dead(wait and not dry_run, progress)
         now = self._lake.clock.now_ms()
@@ -415,6 +422,7 @@ class Cleaner:
 
     def empty_dropped(self, enough: Enough = never) -> int:
         """Hand over the files of dropped tables, and forget tables that have none left; how many files."""
+        self._refuse_while_held(False)
         now, files = self._lake.clock.now_ms(), 0
         dead = self._dead(False, lambda step: None)
         for table_id, object_id, dropped in self._tables(None):
@@ -472,6 +480,7 @@ class Cleaner:
         older than `outside_grace`. Nothing else is ever removed because of a listing. `enough` is asked now
         and then whether to stop; this cleaner's next sweep goes on from there.
         """
+        self._refuse_while_held(dry_run)
         result = Swept(dry_run)
         if not dry_run:
             self._forget_tombstones()
@@ -572,7 +581,9 @@ class Cleaner:
         if insert.folder is None:
             return 0
         removed = 0
-        for chunk in chunks(item.path for item in self._lake.store.list(insert.folder)):
+        former = restored(self._lake.registry)
+        listed = self._lake.store.list(insert.folder)
+        for chunk in chunks(item.path for item in listed if former is None or not former.was_there(item.modified)):
             known = self._lake.registry.read_with(lambda reader: known_paths(reader, chunk))  # noqa: B023
             uncounted = [path for path in chunk if path not in known]
             removed += len(uncounted)
@@ -589,8 +600,13 @@ def abandoned_objects(lake: Lake) -> Iterator[list[ObjectInfo]]:
 
     One list for every chunk of objects there are, empty ones too: whoever sweeps may stop after each.
     """
+    former = restored(lake.registry)
     for items in chunks(lake.store.list(ICEBERG)):
-        paths = [item.path for item in items if is_past_grace(lake, item)]
+        paths = [
+            item.path
+            for item in items
+            if is_past_grace(lake, item) and (former is None or not former.was_there(item.modified))
+        ]
         found = lake.registry.read_with(lambda reader: unaccounted_paths(reader, paths)) if paths else set()  # noqa: B023
         yield [item for item in items if item.path in found]
 

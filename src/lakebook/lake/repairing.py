@@ -23,6 +23,7 @@ from lakebook.registry import schema
 from lakebook.registry.changes import row_of
 from lakebook.registry.file_stats import DELETE_STATS_BETWEEN, ColumnStats, insert_stats
 from lakebook.registry.footers import delete_partition_metadata_batch
+from lakebook.registry.holding import held_since
 from lakebook.registry.inserts import STAGED_RANGES
 from lakebook.registry.stream_checks import Finding
 from lakebook.registry.table_checks import dangling_stats, mend_totals, present_files
@@ -44,10 +45,12 @@ def repair_tables(lake: Lake, *, dry_run: bool = False, progress: Progress = lam
     """Mend what can be mended without guessing: totals, footers, statistics, leftovers; and say what cannot."""
     result = Repaired(dry_run)
     before = verify_tables(lake, progress, files=True)
+    # Of a restored book that is held nothing is removed, only mended.
+    held = held_since(lake.registry) is not None
     if not dry_run:
         progress("sweep")
-    swept = Cleaner(lake).sweep(dry_run=dry_run)
-    if swept.objects or swept.fenced:
+    swept = Cleaner(lake).sweep(dry_run=dry_run or held)
+    if not held and (swept.objects or swept.fenced):
         result.mended.append(f"{swept.fenced} dead inserts fenced, {swept.objects} leftover objects removed")
     for finding in before.findings:
         progress(finding.on)
@@ -75,7 +78,7 @@ def _mend(lake: Lake, finding: Finding, *, dry_run: bool) -> str | None:
     if finding.check == "orphans" and finding.on.startswith(f"{ICEBERG}/"):
         # The sweep removes it, and counts it.
         return "" if dry_run or not is_there(lake, finding.on) else None
-    if finding.check == "orphans" and is_sidecar(finding.on):
+    if finding.check == "orphans" and is_sidecar(finding.on) and held_since(lake.registry) is None:
         if not dry_run:
             lake.store.delete_one(finding.on)
         return f"{finding.on}: a sidecar was removed"

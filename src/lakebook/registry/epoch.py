@@ -74,7 +74,7 @@ def create_identity(registry: Registry, warehouse: str) -> BookIdentity:
 
     def work(transaction: Transaction) -> None:
         if transaction.one(SELECT_BOOK) is None:
-            transaction.run(INSERT_BOOK, 1, new_id(), new_id(), warehouse, now, now, 0, None)
+            transaction.run(INSERT_BOOK, 1, new_id(), new_id(), warehouse, now, now, 0, None, None, None, None)
 
     registry.write(work)
     identity = read_identity(registry)

@@ -113,6 +113,14 @@ class Registry:
         """Run `work` on one consistent state of the registry."""
         return self._with_retry(work, self._in_one_state)
 
+    def in_snapshot_once(self, work: Callable[[Reader], T]) -> T:
+        """Run `work` on one consistent state of the registry; it cannot be repeated, and is not."""
+        try:
+            with self.snapshot() as reader:
+                return work(reader)
+        except self.database.errors as error:
+            raise self._wrapped(error) from error
+
     def _with_retry(self, work: Callable[[Reader], T], opened: Callable[[Any], AbstractContextManager[Reader]]) -> T:
         try:
             with opened(self.connections.take()) as reader:

@@ -79,6 +79,11 @@ book = sa.Table(
     sa.Column("sweeps", sa.BigInteger, nullable=False, server_default=sa.text("0")),
     # The cursor up to which events have been removed; none: all are there.
     sa.Column("events_horizon", sa.Text, nullable=True),
+    # Of a restored book: when its backup was taken, and when it was restored.
+    _time("backup_at", nullable=True),
+    _time("restored_at", nullable=True),
+    # Since when nothing is removed, until somebody says so.
+    _time("held_at", nullable=True),
     sa.CheckConstraint("id = 1", name="single"),
     comment="One row: who this book is, which life of it this is, where its bytes are.",
 )

@@ -93,7 +93,7 @@ def _arrangement(indexes: Sequence[int], constants: tuple[Any, ...]) -> Callable
 class Insert(Statement):
     """An INSERT of one row, that can also take many."""
 
-    def __init__(self, table: sa.Table, columns: tuple[str, ...]) -> None:
+    def __init__(self, table: sa.TableClause, columns: tuple[str, ...]) -> None:
         # Inline: else SQLAlchemy has PostgreSQL return a key that nobody asks for.
         clause = sa.insert(table).values({name: sa.bindparam(name) for name in columns}).inline()
         super().__init__(clause, *columns)

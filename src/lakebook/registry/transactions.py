@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -84,6 +84,7 @@ def new_ids(number: int) -> list[str]:
 
 # More would save little, and a statement has a limit on its values.
 _ROWS_AT_ONCE = 50
+_ROWS_FETCHED = 1000
 
 
 class NoEffect(Exception):
@@ -134,6 +135,19 @@ class Reader:
         """All rows."""
         rows: list[Row] = self._execute(statement, values).fetchall()
         return rows
+
+    def each(self, statement: Statement, *values: Any) -> Iterator[Row]:
+        """All rows, one after the other, however many there are; within a transaction."""
+        compiled = statement.on(self.kind)
+        arranged = compiled.arrange(values) if compiled.arrange else values
+        if self.kind != POSTGRESQL:
+            yield from self._connection.execute(compiled.sql, arranged)
+            return
+        # A cursor on the server: else the driver would fetch all of them at once.
+        with self._connection.cursor(name="lakebook_each") as cursor:
+            cursor.itersize = _ROWS_FETCHED
+            cursor.execute(compiled.sql, arranged)
+            yield from cursor
 
     def listed(self, values: Iterable[Any]) -> Any:
         """Many values as one bound value, for a statement made with `among`."""

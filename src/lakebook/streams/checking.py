@@ -17,6 +17,7 @@ from lakebook.lake.footer_store import read_footer
 from lakebook.lake.footers import upgraded
 from lakebook.lake.lake import Lake
 from lakebook.registry.footers import StoredFooter
+from lakebook.registry.holding import restored
 from lakebook.registry.inserts import folders_above
 from lakebook.registry.segment_checks import (
     known_folders,
@@ -150,13 +151,18 @@ def _check_objects(lake: Lake, result: Checked) -> int:
     """Objects that no row knows. In a folder that is not forgotten yet they are somebody's work, or will be swept."""
     number = 0
     left: dict[str, int] = {}
+    former = restored(lake.registry)
     for items in chunks(lake.store.list(TOPICS)):
         number += len(items)
+        written = {item.path: item.modified for item in items}
         paths = [item.path for item in items]
         unknown = lake.registry.read_with(lambda reader: unknown_stream_paths(reader, paths))  # noqa: B023
         above = sorted({folder for path in unknown for folder in folders_above(path)})
         folders = lake.registry.read_with(lambda reader: known_folders(reader, above)) if above else set()  # noqa: B023
         for path in unknown:
+            if former is not None and former.was_there(written[path]):
+                result.unfinished.append(former.unknown(path, written[path]))
+                continue
             mine = next((folder for folder in folders_above(path) if folder in folders), None)
             if mine is not None:
                 left[mine] = left.get(mine, 0) + 1

@@ -13,6 +13,7 @@ from lakebook.clock import Enough, never
 from lakebook.errors import LakebookError, PartitionNotFound, TopicNotFound
 from lakebook.lake.lake import Lake
 from lakebook.pages import PAGE_SIZE
+from lakebook.registry.holding import refuse_while_held
 from lakebook.registry.retention import Oldest, Policy, kept_from, oldest_segments, retain
 from lakebook.registry.segments import remove_segments_below
 from lakebook.registry.topics import Topic, list_topics
@@ -52,6 +53,7 @@ class Retention:
 
     def run(self, enough: Enough = never) -> Retained:
         """Look at every topic once, or until it is enough."""
+        refuse_while_held(self._lake.registry)
         result = Retained()
         after = "" if enough is never else self._after
         self._after = ""

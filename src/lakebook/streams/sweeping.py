@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from lakebook.clock import Enough, never
 from lakebook.errors import LakebookError
 from lakebook.lake.lake import Lake
+from lakebook.registry.holding import refuse_while_held, restored
 from lakebook.registry.stream_folders import (
     StreamFolder,
     forget_folder,
@@ -41,6 +42,7 @@ class SweptStreams:
 
 def sweep_streams(lake: Lake, metadata: MetadataStore, *, enough: Enough = never) -> SweptStreams:
     """Fence what is dead, let go of merged files, and sweep the folders whose grace has passed."""
+    refuse_while_held(lake.registry)
     result = SweptStreams()
     result.fenced += metadata.expire_turns(enough=enough)
     result.fenced += metadata.settle_stream_folders(enough=enough)
@@ -78,8 +80,10 @@ def _sweep(lake: Lake, folder: StreamFolder, result: SweptStreams) -> None:
 def remove_unknown(lake: Lake, folder: str) -> int:
     """Remove what no row knows from a folder whose fence is closed; how many objects."""
     removed = 0
+    former = restored(lake.registry)
+    listed = (item.path for item in lake.store.list(folder) if former is None or not former.was_there(item.modified))
     # Listed before the rows are asked: whatever is to count had its row before the fence was closed.
-    for items in chunks(item.path for item in lake.store.list(folder)):
+    for items in chunks(listed):
         unknown = lake.registry.read_with(lambda reader: unknown_stream_paths(reader, items))  # noqa: B023
         for _, error in lake.store.delete(unknown):
             raise error

@@ -1,0 +1,97 @@
+"""Backup, restore and moves by command, as the documentation has them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import lakebook
+from answers import answers
+from lake import numbers
+from lakebook.cli.main import cli
+from mirrored import append
+
+PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    with lakebook.open("my-book", publish="off") as book:
+        numbers(book, "numbers", [1, 2], [3])
+        book.metadata.create_topic("orders")
+        append(book, "a", "b")
+    return tmp_path
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, arguments)
+
+
+def said(*arguments: str) -> Any:
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def commands_of(section: str) -> list[list[str]]:
+    """The commands of a section of the page, word by word."""
+    text = PAGE.read_text(encoding="utf-8").split(f"\n## {section}\n")[1].split("\n## ")[0]
+    lines = [line for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
+    return [shlex.split(line)[1:] for line in lines]
+
+
+def test_backup_and_restore_work_as_the_documentation_says(here: Path) -> None:
+    with lakebook.open("my-book") as book:
+        before = answers(book)
+    for section in ("Backup", "Restore"):
+        commands = commands_of(section)
+        assert commands
+        for command in commands:
+            done = run(*command)
+            assert done.exit_code == 0, (command, done.output)
+    with lakebook.open("restored", create=False) as book:
+        assert answers(book) == before
+        assert book.restored is not None
+        assert book.restored.held_at is None
+
+
+def test_what_the_commands_say(here: Path) -> None:
+    done = said("--book", "my-book", "backup", "b")
+    assert done["rows"]["tables"] == 1
+    assert done["checksum"].startswith("xxh3:")
+    restored = said("restore", "b", "--into", "other")
+    assert restored["rows"] == done["rows"]
+    assert restored["warehouse"] == str(here / "my-book" / "warehouse")
+    again = run("restore", "b", "--into", "other")
+    assert again.exit_code == 1
+    assert "there is a book already" in again.stderr
+    refused = run("--book", "other", "admin", "expire")
+    assert refused.exit_code == 1
+    assert "resume-after-restore" in refused.stderr
+    assert run("--book", "other", "admin", "resume-after-restore").exit_code == 1  # Nobody can answer.
+    assert said("--book", "other", "admin", "resume-after-restore", "--yes") == {"resumed": True}
+    assert said("--book", "other", "admin", "resume-after-restore", "--yes") == {"resumed": False}
+    assert run("--book", "other", "admin", "expire").exit_code == 0
+    (here / "c").write_bytes((here / "b").read_bytes()[:-9])
+    cut = run("restore", "c", "--into", "third")
+    assert cut.exit_code == 1
+    assert "cut short" in cut.stderr
+    assert not (here / "third" / "registry.db").exists()
+
+
+def test_a_backup_is_restored_over_bytes_that_were_brought_elsewhere(here: Path) -> None:
+    said("--book", "my-book", "backup", "b")
+    (here / "my-book" / "warehouse").rename(here / "elsewhere")
+    done = said("restore", "b", "--into", "other", "--warehouse", str(here / "elsewhere"))
+    assert done["warehouse"] == str(here / "elsewhere")
+    with lakebook.open("other", create=False) as book:
+        assert book.table("numbers").count() == 3
+        assert book.table("numbers").to_arrow().num_rows == 3
+        assert book.verify().findings == ()
