@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -420,7 +419,7 @@ def test_a_range_that_was_merged_since_the_plan_is_left_alone_or_built_as_a_whol
     view.materialize(spark, T0, T0 + DAY, parallel=4)
     planned = [("global", spec) for spec in view.plan(at(0), at(1))]
     view.merge_partitions(spark, "day")
-    due = [(name, replace(spec, state="stale")) for name, spec in planned]
+    due = [(name, spec._replace(state="stale")) for name, spec in planned]
     done = view.build(spark, view.record, due)
     assert (done.up_to_date, done.failed) == (1, {})
     done = view.build(spark, view.record, due, force=True)

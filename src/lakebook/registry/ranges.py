@@ -57,6 +57,32 @@ _meeting = (
 RANGES_BETWEEN = Statement(
     sa.select(*_RANGE).where(*_meeting).order_by(_r.begin_insert_time), "of_view", "instance", "begin", "end"
 )
+
+
+def _marked(mark: int, is_marked: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
+    return sa.case((is_marked, sa.literal_column(str(mark), sa.Integer)), else_=sa.literal_column("0", sa.Integer))
+
+
+#: What can be said of a range, each by a bit.
+STALE_MARK, FROZEN_MARK, OUTDATED_MARK, EMPTY_MARK = 1, 2, 4, 8
+OUTLINES_BETWEEN = Statement(
+    sa.select(
+        _r.begin_insert_time,
+        _r.end_insert_time,
+        _r.num_rows,
+        _marked(STALE_MARK, _r.stale_at.is_not(None))
+        + _marked(FROZEN_MARK, _r.frozen_at.is_not(None))
+        + _marked(OUTDATED_MARK, _r.schema_hash != bind("hash"))
+        + _marked(EMPTY_MARK, _r.file_path.is_(None)),
+    )
+    .where(*_meeting)
+    .order_by(_r.begin_insert_time),
+    "of_view",
+    "instance",
+    "hash",
+    "begin",
+    "end",
+)
 ALL_RANGES = Statement(sa.select(*_RANGE).where(*_of_view).order_by(_r.begin_insert_time), "of_view", "instance")
 COUNT_ROWS = Statement(
     sa.select(
@@ -165,6 +191,10 @@ class Range:
         return self.file_path is None
 
 
+#: Begin, end and rows of a built range, and what can be said of it: a plan of very many needs no more.
+Outline = tuple[int, int, int, int]
+
+
 @dataclass(frozen=True)
 class NewRange:
     """A range that was just built."""
@@ -217,6 +247,25 @@ def _moment(time: int | None) -> datetime | None:
 def ranges_between(reader: Reader, view: str, instance: str, begin: int, end: int) -> list[Range]:
     """What is built of an instance that meets a range, in order."""
     return [range_from(row) for row in reader.all(RANGES_BETWEEN, view, instance, begin, end)]
+
+
+def outlines_between(
+    reader: Reader, view: str, instance: str, schema_hash: str, begin: int, end: int
+) -> Sequence[Outline]:
+    """What is built of an instance that meets a range, in order, in as few words as a plan needs."""
+    # As the driver gives them: a view may have very many.
+    return reader.all(OUTLINES_BETWEEN, view, instance, schema_hash, begin, end)
+
+
+def outline_of(item: Range, schema_hash: str) -> Outline:
+    """A range in as few words as a plan needs; `schema_hash` is that of the view's present query."""
+    marks = (
+        STALE_MARK * (item.stale_at is not None)
+        + FROZEN_MARK * (item.frozen_at is not None)
+        + OUTDATED_MARK * (item.schema_hash != schema_hash)
+        + EMPTY_MARK * item.is_empty
+    )
+    return to_ms(item.begin), to_ms(item.end), item.num_rows, marks
 
 
 def all_ranges(reader: Reader, view: str, instance: str) -> list[Range]:

@@ -19,7 +19,7 @@ from lakebook.lake.steps import Steps
 from lakebook.registry.claims import Claim, end_claim, is_frozen, renew_claim, settle_claim, take_claim
 from lakebook.registry.file_stats import span_of_stats
 from lakebook.registry.losses import losses_between
-from lakebook.registry.ranges import NewRange, Range, enter_range, replaced_by, retire_ranges
+from lakebook.registry.ranges import NewRange, Range, enter_range, outline_of, replaced_by, retire_ranges
 from lakebook.registry.table_files import Committed, NewFile, TableChange, commit_change, files_by_path
 from lakebook.registry.tables import TableRecord, locked_table
 from lakebook.registry.transactions import Transaction
@@ -133,7 +133,8 @@ def _build_claimed(
     force: bool,
 ) -> Built:
     lost = lake.registry.read_with(lambda reader: losses_between(reader, current.id, claim.begin, claim.end))
-    now = RangeSpec(claim.begin, claim.end, state_of(current, ranges, claim.begin, claim.end, lost), tuple(ranges))
+    built = [outline_of(item, current.schema_hash) for item in ranges]
+    now = RangeSpec(claim.begin, claim.end, state_of(built, claim.begin, claim.end, lost))
     if not now.is_due(force=force):
         return Built(claim.begin, claim.end, FROZEN if now.state == FROZEN else UP_TO_DATE)
     with opened(lake, metadata, spark, current, claim.begin, claim.end) as sources:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import reduce
+from typing import NamedTuple
 
 from lakebook.clock import to_datetime
 from lakebook.registry.losses import Lost, is_lost, losses_between
-from lakebook.registry.ranges import Range, ranges_between
+from lakebook.registry.ranges import (
+    EMPTY_MARK,
+    FROZEN_MARK,
+    OUTDATED_MARK,
+    STALE_MARK,
+    Outline,
+    outlines_between,
+)
 from lakebook.registry.transactions import Reader
 from lakebook.registry.views import ViewRecord
 from lakebook.views.definition import definition_of
-from lakebook.views.times import aligned, extent, intervals
+from lakebook.views.times import INTERVALS, aligned, intervals
 
 MISSING, STALE, OUTDATED, FROZEN, EMPTY, FRESH = "missing", "stale", "outdated", "frozen", "empty", "built"
 #: Every state a range can have; those that a build mends come first.
@@ -28,19 +37,18 @@ class PartitionSpec:
     instance: str
     begin: int
     end: int
-    ranges: tuple[Range, ...]
+    ranges: Sequence[Outline]
     #: Times of which a source has lost rows.
     lost: tuple[Lost, ...] = ()
 
 
-@dataclass(frozen=True)
-class RangeSpec:
-    """A range of a view, how it stands, and what is built in it."""
+class RangeSpec(NamedTuple):
+    """A range of a view, how it stands, and how many rows are built in it."""
 
     begin: int
     end: int
     state: str
-    ranges: tuple[Range, ...] = ()
+    rows: int = 0
 
     def is_due(self, *, force: bool = False) -> bool:
         """Whether it is to be built; by force, also what is up to date or whose sources are partly gone."""
@@ -60,10 +68,9 @@ class Coverage:
 def fetch_sql_partition_spec(reader: Reader, view: ViewRecord, instance: str, begin: int, end: int) -> PartitionSpec:
     """Look up what is built between two times, widened to whole intervals, and what can not be built any more."""
     low, high = aligned(begin, end, definition_of(view).interval)
-    ranges = tuple(ranges_between(reader, view.name, instance, low, high))
+    ranges = outlines_between(reader, view.name, instance, view.schema_hash, low, high)
     # What is built may reach beyond the time.
-    extents = [extent(item) for item in ranges[:1] + ranges[-1:]]
-    first, last = min([low, *(item[0] for item in extents)]), max([high, *(item[1] for item in extents)])
+    first, last = (min(low, ranges[0][0]), max(high, ranges[-1][1])) if ranges else (low, high)
     return PartitionSpec(view, instance, low, high, ranges, losses_between(reader, view.id, first, last))
 
 
@@ -73,14 +80,18 @@ def make_batch_partition_spec(found: PartitionSpec) -> list[RangeSpec]:
     What is built wider than an interval stands, and is rebuilt, as a whole; so does everything built that
     an interval of the view covers.
     """
-    view, interval = found.view, definition_of(found.view).interval
+    interval, lost = definition_of(found.view).interval, found.lost
     specs: list[RangeSpec] = []
     position = found.begin
-    for (low, high), ranges in _groups(found.ranges, interval):
-        specs += _missing(position, low, interval, found.lost)
-        specs.append(RangeSpec(low, high, state_of(view, ranges, low, high, found.lost), tuple(ranges)))
+    for low, high, built, rows, marks in _grouped(found.ranges, INTERVALS[interval]):
+        if low > position:
+            specs += _missing(position, low, interval, lost)
+        state = _WHOLE[marks] if built == high - low else _state(marks, is_covered=False)
+        if lost and state in _TO_BUILD and is_lost(lost, low, high):
+            state = FROZEN
+        specs.append(RangeSpec(low, high, state, rows))
         position = high
-    return specs + _missing(position, found.end, interval, found.lost)
+    return specs + _missing(position, found.end, interval, lost)
 
 
 def _missing(begin: int, end: int, interval: str, lost: Sequence[Lost]) -> list[RangeSpec]:
@@ -88,48 +99,60 @@ def _missing(begin: int, end: int, interval: str, lost: Sequence[Lost]) -> list[
     return [RangeSpec(*gap, FROZEN if is_lost(lost, *gap) else MISSING) for gap in intervals(begin, end, interval)]
 
 
-def _groups(ranges: Iterable[Range], interval: str) -> list[tuple[tuple[int, int], list[Range]]]:
-    """Built ranges by the whole intervals they lie in; several lie in one where the interval was shorter once."""
-    groups: list[tuple[tuple[int, int], list[Range]]] = []
-    for item in ranges:
-        low, high = aligned(*extent(item), interval)
-        if groups and low < groups[-1][0][1]:
-            groups[-1][1].append(item)
-        else:
-            groups.append(((low, high), [item]))
-    return groups
+def _grouped(ranges: Sequence[Outline], width: int) -> Iterator[tuple[int, int, int, int, int]]:
+    """Built ranges by the whole intervals they lie in; several lie in one where the interval was shorter once.
+
+    Of each: begin, end, how much of that is built, rows, and what can be said of any of them, or of all.
+    """
+    number = 0
+    while number < len(ranges):
+        begin, end, rows, marks = ranges[number]
+        number += 1
+        low, high, built = begin - begin % width, end + -end % width, end - begin
+        while built < high - low and number < len(ranges) and ranges[number][0] < high:
+            begin, end, more, marked = ranges[number]
+            number += 1
+            high = max(high, end + -end % width)
+            built, rows, marks = built + end - begin, rows + more, together(marks, marked)
+        yield low, high, built, rows, marks
 
 
-def state_of(view: ViewRecord, ranges: Sequence[Range], begin: int, end: int, lost: Sequence[Lost] = ()) -> str:
-    """How a range stands, by what is built in it and by what its sources have lost."""
-    found = _state_of(view, ranges, begin, end)
+def together(marks: int, others: int) -> int:
+    """What can be said of two ranges as one: that all of it is empty, or that any of it is what else may be."""
+    return (marks | others) & ~EMPTY_MARK | marks & others & EMPTY_MARK
+
+
+def _state(marks: int, *, is_covered: bool) -> str:
+    if marks & FROZEN_MARK:
+        return FROZEN
+    if not is_covered:
+        return MISSING
+    if marks & OUTDATED_MARK:
+        return OUTDATED
+    if marks & STALE_MARK:
+        return STALE
+    return EMPTY if marks & EMPTY_MARK else FRESH
+
+
+#: How a range that is built as a whole stands, by what can be said of it: looked up, for a plan may have very many.
+_WHOLE = tuple(_state(marks, is_covered=True) for marks in range(2 * EMPTY_MARK))
+
+
+def state_of(ranges: Sequence[Outline], begin: int, end: int, lost: Sequence[Lost]) -> str:
+    """How a range stands, by what is built within it and by what its sources have lost."""
+    built = sum(item[1] - item[0] for item in ranges)
+    marks = reduce(together, (item[3] for item in ranges)) if ranges else 0
+    found = _state(marks, is_covered=built == end - begin)
     # A build would have what is left: less than the query over all rows there were.
     return FROZEN if found in _TO_BUILD and is_lost(lost, begin, end) else found
 
 
-def _state_of(view: ViewRecord, ranges: Sequence[Range], begin: int, end: int) -> str:
-    if not ranges:
-        return MISSING
-    covered = sum(high - low for low, high in map(extent, ranges)) == end - begin
-    if any(item.frozen_at is not None for item in ranges):
-        return FROZEN
-    if not covered:
-        return MISSING
-    if any(item.schema_hash != view.schema_hash for item in ranges):
-        return OUTDATED
-    if any(item.stale_at is not None for item in ranges):
-        return STALE
-    return EMPTY if all(item.is_empty for item in ranges) else FRESH
-
-
 def coverage_of(specs: Iterable[RangeSpec]) -> list[Coverage]:
     """How a view stands over time, with neighbours of one state put together."""
-    found: list[Coverage] = []
+    runs: list[RangeSpec] = []
     for spec in specs:
-        rows = sum(item.num_rows for item in spec.ranges)
-        begin, end = to_datetime(spec.begin), to_datetime(spec.end)
-        if found and (found[-1].state, found[-1].end) == (spec.state, begin):
-            found[-1] = Coverage(found[-1].begin, end, spec.state, found[-1].rows + rows)
+        if runs and (runs[-1].state, runs[-1].end) == (spec.state, spec.begin):
+            runs[-1] = RangeSpec(runs[-1].begin, spec.end, spec.state, runs[-1].rows + spec.rows)
         else:
-            found.append(Coverage(begin, end, spec.state, rows))
-    return found
+            runs.append(spec)
+    return [Coverage(to_datetime(run.begin), to_datetime(run.end), run.state, run.rows) for run in runs]
