@@ -45,6 +45,7 @@ from spark.rows import (
 from spark.sessions import PARTITIONS as TASKS
 from spark.sessions import ROWS as MANY
 from spark.sessions import TABLE
+from streaming import in_thread
 
 PROGRAM = Path(__file__).parent / "sessions.py"
 CLUSTER = Path(__file__).parent / "cluster.py"
@@ -528,3 +529,17 @@ def test_a_session_without_icebergs_runtime_is_told_so(book: Book, tmp_path: Pat
     assert len(stopped.splitlines()) == 1
     assert all("iceberg-spark-runtime" in text for _, text in told.values())
     assert (table.version, ids(table.to_arrow())) == (1, [1, 2])
+
+
+def test_the_first_insert_of_a_session_may_be_made_in_any_thread(book: Book, spark: SparkSession) -> None:
+    table = book.tables.create("t", "id BIGINT")
+
+    def insert() -> tuple[int, SparkSession | None, SparkSession | None]:
+        before = SparkSession.getActiveSession()
+        return table.insert(spark.newSession().range(3)).rows, before, SparkSession.getActiveSession()
+
+    with in_thread(insert) as outcome:
+        pass
+    assert outcome == [(3, None, None)]
+    insert()
+    assert (table.count(), SparkSession.getActiveSession() is None) == (6, insert()[1] is None)

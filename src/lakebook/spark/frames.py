@@ -10,6 +10,7 @@ from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
 
 from lakebook.predicates import FLOATING, Always, And, Not, Or, Predicate, Test
+from lakebook.spark.session import active
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -71,7 +72,8 @@ def shaped(frame: DataFrame, schema: dict[str, object]) -> DataFrame:
 
 def write_staged(frame: DataFrame, location: str) -> None:
     """Write a frame into a staged Iceberg table. Only files of committed tasks are in its manifest."""
-    frame.write.format("iceberg").mode("append").save(location)
+    with active(frame.sparkSession):
+        frame.write.format("iceberg").mode("append").save(location)
 
 
 def write_json(frame: DataFrame, location: str, compression: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from lakebook.errors import SparkUnsuitable
@@ -86,6 +88,29 @@ def check_session(spark: Any) -> None:
             on="Spark",
             remedy=f"Use lakebook.spark_session(), or start Spark with spark.jars.packages={ICEBERG_RUNTIME}",
         )
+
+
+@contextmanager
+def active(spark: SparkSession) -> Iterator[None]:
+    """Make a session the active one of this thread while the block runs.
+
+    Iceberg writes in the active session of the thread, not in that of the frame; in a thread that is not the one in
+    which the session was made, there is none, and its first write would find no catalog.
+    """
+    jvm = check_spark(spark)
+    if jvm is None:
+        yield  # On the server of a client, every thread that works for it has its session.
+        return
+    sessions = getattr(jvm, "org.apache.spark.sql.classic.SparkSession")
+    former = sessions.getActiveSession()
+    sessions.setActiveSession(spark._jsparkSession)
+    try:
+        yield
+    finally:
+        if former.isDefined():
+            sessions.setActiveSession(former.get())
+        else:
+            sessions.clearActiveSession()
 
 
 def _server_has_iceberg(spark: Any) -> bool:
