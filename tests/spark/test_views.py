@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 import lakebook
+from lake import run_sql
 from lakebook import Book, failpoints
 from lakebook.errors import BuildFailed, InvalidInput, ReadOnlyTable, ViewNotFound
 from lakebook.views.view import View
 from streaming import in_thread, produce
-from viewing import DAY, HOUR, MINUTE, T0, at, frozen_hours, hours_of, order, orders, stale_hours, view_of
+from viewing import DAY, HOUR, MINUTE, T0, at, claim, enter, frozen_hours, hours_of, order, orders, stale_hours, view_of
 
 TOTALS = "SELECT date_trunc('minute', ts) AS ts, region, count(*) AS n, max(id) AS last FROM orders GROUP BY 1, 2"
 
@@ -424,4 +426,61 @@ def test_a_range_that_was_merged_since_the_plan_is_left_alone_or_built_as_a_whol
     assert (done.up_to_date, done.failed) == (1, {})
     done = view.build(spark, view.record, due, force=True)
     assert (done.built, done.failed) == (1, {})
+    order(table, 0.7, first=10)
+    done = view.build(spark, view.record, due)
+    assert (done.built, done.failed, stale_hours(view), view.count()) == (1, {}, [], 2)
     assert [hours_of(item) for item in view.list_partitions()] == [(0, 24)]
+
+
+STATES = {
+    "fresh": "stale_at = NULL, frozen_at = NULL",
+    "stale": "stale_at = 1, frozen_at = NULL",
+    "frozen": "stale_at = NULL, frozen_at = 1",
+    "stale and frozen": "stale_at = 1, frozen_at = 1",
+    "outdated": "stale_at = NULL, frozen_at = NULL, schema_hash = 'former'",
+}
+
+
+def test_a_part_of_a_wider_range_is_asked_for_and_nothing_aborts_however_that_stands(
+    book: Book, spark: SparkSession
+) -> None:
+    table = orders(book)
+    order(table, 0.5, 5.5, 23.5)
+    view = view_of(book)
+    enter(book, view, claim(book, view, T0, T0 + DAY))
+    run_sql(book, f"UPDATE lakehouse_partitions SET {STATES['stale']}")
+    view.materialize(spark, at(5), at(6))
+    for state, force, rival in product(STATES, (False, True), (None, "dead", "alive")):
+        run_sql(book, f"UPDATE lakehouse_partitions SET {STATES[state]}")
+        if rival is not None:
+            claim(book, view, at(7), at(8))
+        if rival == "dead":
+            run_sql(book, "UPDATE view_claims SET expires_at = 0")
+        done = view.materialize(spark, at(5), at(6), force=force)
+        told = {name: number for name, number in vars(done).items() if number and name not in ("view", "rows")}
+        where = (state, force, rival)
+        if state in ("frozen", "stale and frozen"):
+            # By force, it would lose rows of other times than were asked for.
+            assert told == {"frozen": 1}, where
+        elif state == "fresh" and not force:
+            assert told == {"up_to_date": 1}, where
+        elif rival == "alive":
+            assert told == {"claimed": 1}, where
+        else:
+            assert told == {"built": 1, "replaced": 1}, where
+            assert stale_hours(view) == [], where
+        assert ([hours_of(item) for item in view.list_partitions()], view.count()) == ([(0, 24)], 3), where
+        run_sql(book, "DELETE FROM view_claims")
+    run_sql(book, f"UPDATE lakehouse_partitions SET {STATES['frozen']}")
+    assert view.materialize(spark, T0, T0 + DAY, force=True).built == 1
+
+
+def test_force_takes_nothing_from_a_frozen_range_that_was_merged_since_the_plan(
+    book: Book, spark: SparkSession
+) -> None:
+    orders(book)
+    view = view_of(book)
+    planned = [("global", spec) for spec in view.plan(at(0), at(1))]
+    enter(book, view, claim(book, view, T0, T0 + DAY))
+    run_sql(book, f"UPDATE lakehouse_partitions SET {STATES['frozen']}")
+    assert view.build(spark, view.record, planned, force=True).frozen == 1

@@ -102,15 +102,15 @@ def build_range(
 ) -> Built:
     """Build a range, unless another worker has built it meanwhile; `RangeClaimed` while one does.
 
-    What has become part of a wider range meanwhile is built, by force, with all of that.
+    What has become part of a wider range meanwhile is built with all of that. But not by force where that is frozen:
+    it would lose rows of which nobody has spoken.
     """
     with claimed(lake, view, instance, spec.begin, spec.end) as (claim, current, ranges):
         wider = _wider(spec, ranges)
         if wider is None:
             return _build_claimed(lake, metadata, spark, current, instance, claim, ranges, force=force)
-    if not force:
-        return Built(spec.begin, spec.end, UP_TO_DATE)
-    return build_range(lake, metadata, spark, view, instance, wider, force=True)
+        force = force and all(item.frozen_at is None for item in ranges)
+    return build_range(lake, metadata, spark, view, instance, wider, force=force)
 
 
 def _wider(spec: RangeSpec, ranges: Sequence[Range]) -> RangeSpec | None:

@@ -54,6 +54,10 @@ class RangeSpec(NamedTuple):
         """Whether it is to be built; by force, also what is up to date or whose sources are partly gone."""
         return force or self.state in _TO_BUILD
 
+    def is_within(self, begin: int, end: int) -> bool:
+        """Whether none of it lies before or after two times."""
+        return begin <= self.begin and self.end <= end
+
 
 @dataclass(frozen=True)
 class Coverage:

@@ -33,7 +33,7 @@ from lakebook.views.planning import (
     fetch_sql_partition_spec,
     make_batch_partition_spec,
 )
-from lakebook.views.times import check_interval, check_range, check_span, extent
+from lakebook.views.times import aligned, check_interval, check_range, check_span, extent
 
 if TYPE_CHECKING:
     from lakebook.spark.types import DataFrame, SparkSession
@@ -146,8 +146,8 @@ class View:
         """Build what is missing or stale between two times, widened to whole intervals; several ranges at once.
 
         One that another worker builds is left to it, or waited for with `wait`. Ranges whose sources are partly gone
-        are rebuilt only by `force`, which rebuilds everything. If ranges fail, the others are built all the same,
-        and `BuildFailed` says which and why.
+        are built only by `force`, which rebuilds everything, and only if they lie wholly between the two times. If
+        ranges fail, the others are built all the same, and `BuildFailed` says which and why.
         """
         view = self.record
         low, high = check_range(begin, end)
@@ -156,7 +156,11 @@ class View:
             for name in (view.definition["instances"] if instance is None else [instance])
             for spec in self._plan(view, low, high, name)
         ]
-        done = self.build(spark, view, specs, parallel=parallel, force=force, wait=wait, progress=progress)
+        # Whoever forces an hour of a frozen day speaks of no other hour of it.
+        asked = aligned(low, high, view.definition["interval"])
+        whole = [item for item in specs if item[1].state != FROZEN or item[1].is_within(*asked)]
+        done = self.build(spark, view, whole, parallel=parallel, force=force, wait=wait, progress=progress)
+        done.frozen += len(specs) - len(whole)
         if done.failed:
             (where, why), *others = done.failed.items()
             more = f" and {len(others)} more" if others else ""
