@@ -34,7 +34,11 @@ def answers(book: Book) -> dict[str, Any]:
 
 
 def _tables(book: Book) -> list[Table]:
-    return [book.table(record.name, namespace=record.namespace) for record in book.tables.list().items]
+    return [
+        book.table(record.name, namespace=record.namespace)
+        for space in book.tables.list_namespaces().items
+        for record in book.tables.list(space.name).items
+    ]
 
 
 def _of_topic(book: Book, name: str) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from lakebook.registry.topics import Topic, TopicConfig
 from lakebook.streams.metadata_store import MetadataStore
 
 if TYPE_CHECKING:
+    from lakebook.copying import CopyReport, copy_book
     from lakebook.lake.appender import Appender
     from lakebook.lake.cleaning import Cleaner
     from lakebook.lake.inserting import InsertReport
@@ -48,6 +49,7 @@ _LAZY = {
     "Acknowledgement": "lakebook.streams.batching",
     "Appender": "lakebook.lake.appender",
     "Cleaner": "lakebook.lake.cleaning",
+    "CopyReport": "lakebook.copying",
     "Consumer": "lakebook.streams.consumer",
     "InsertReport": "lakebook.lake.inserting",
     "Materialized": "lakebook.views.view",
@@ -64,6 +66,7 @@ _LAZY = {
     "RestoreReport": "lakebook.restoring",
     "View": "lakebook.views.view",
     "Views": "lakebook.views.views",
+    "copy_book": "lakebook.copying",
     "restore_book": "lakebook.restoring",
     "spark_session": "lakebook.spark.session",
 }
@@ -87,6 +90,7 @@ __all__ = [
     "Consumer",
     "ConsumerGroup",
     "ConsumerOffset",
+    "CopyReport",
     "Cursor",
     "Event",
     "EventBatch",
@@ -119,6 +123,7 @@ __all__ = [
     "TransientError",
     "View",
     "Views",
+    "copy_book",
     "open",
     "restore_book",
     "spark_session",

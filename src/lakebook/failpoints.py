@@ -75,6 +75,10 @@ POINTS = (
     "backup.written",
     "restore.rows_loaded",
     "restore.loaded",
+    "copy.object_copied",
+    "copy.table_relocated",
+    "copy.verified",
+    "copy.published",
     "migration.step",
     "migration.footers_moved",
 )

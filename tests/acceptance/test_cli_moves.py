@@ -95,3 +95,26 @@ def test_a_backup_is_restored_over_bytes_that_were_brought_elsewhere(here: Path)
         assert book.table("numbers").count() == 3
         assert book.table("numbers").to_arrow().num_rows == 3
         assert book.verify().findings == ()
+
+
+def test_a_book_is_moved_as_the_documentation_says(here: Path) -> None:
+    with lakebook.open("my-book") as book:
+        book.table("numbers").publish()
+        before = answers(book)
+    for command in commands_of("Move a book"):
+        done = run(*command)
+        assert done.exit_code == 0, (command, done.output)
+    (here / "my-book").rename(here / "gone")
+    with lakebook.open("moved", create=False) as book:
+        assert answers(book) == before
+    again = run("copy", "gone", "moved")
+    assert again.exit_code == 1
+    assert "there is a book already" in again.stderr
+    moved = run("copy", "gone", "third", "--warehouse", str(here / "bytes"))
+    assert moved.exit_code == 1
+    assert "publish its tables anew" in moved.stderr
+    assert run("--book", "gone", "tables", "publish", "numbers").exit_code == 0
+    done = said("copy", "gone", "third", "--warehouse", str(here / "bytes"))
+    assert done["objects"] == 3
+    assert done["warehouse"] == str(here / "bytes")
+    assert done["rewritten"] > 0

@@ -1,4 +1,4 @@
-"""Processes that back up and restore a book, to be killed on the way."""
+"""Processes that back up, restore and copy a book, to be killed on the way."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from typing import Any
 import lakebook
 from table_writers import Line
 
-POINTS = ("backup.written", "restore.rows_loaded", "restore.loaded")
+POINTS = (
+    "backup.written",
+    "restore.rows_loaded",
+    "restore.loaded",
+    "copy.object_copied",
+    "copy.table_relocated",
+    "copy.verified",
+    "copy.published",
+)
 
 
 def back_up(line: Line, target: str, settings: dict[str, Any], file: str) -> None:
@@ -20,4 +28,10 @@ def back_up(line: Line, target: str, settings: dict[str, Any], file: str) -> Non
 def restore(line: Line, file: str, target: str) -> None:
     """Restore a book from a backup, and say so."""
     lakebook.restore_book(file, target)
+    line.tell("done")
+
+
+def copy(line: Line, source: str, target: str, warehouse: str) -> None:
+    """Copy a book, and say so."""
+    lakebook.copy_book(source, target, warehouse=warehouse)
     line.tell("done")

@@ -1,4 +1,4 @@
-"""Whoever backs up or restores a book is killed on the way: nothing is half-made, and the next one finishes it."""
+"""Whoever backs up, restores or copies a book is killed on the way: nothing is half-made, and the next one ends it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import lakebook
 from answers import answers, make_history
 from books import POSTGRESQL, SQLITE, Place, Postgres
 from lakebook.errors import BookNotFound
-from moving_processes import back_up, restore
+from moving_processes import back_up, copy, restore
 from table_facts import with_own_warehouse
 from table_writers import Child, kill_all
 
@@ -76,3 +76,31 @@ def test_a_restore_that_is_killed_leaves_no_book_and_can_be_repeated(step: str, 
         assert restored.verify().ok
     if (folder := Path(target)).is_dir():
         assert sorted(path.name for path in folder.iterdir()) == ["registry.db", "registry.db.lock"]
+
+
+@pytest.mark.parametrize(
+    "step",
+    ["copy.object_copied=kill@5", "copy.table_relocated=kill@1", "copy.verified=kill@1", "copy.published=kill@1"],
+)
+def test_a_copy_that_is_killed_leaves_no_book_and_goes_on_from_there(step: str, target: str, tmp_path: Path) -> None:
+    source, to = str(tmp_path / "book"), str(tmp_path / "bytes")
+    with lakebook.open(source, publish="off") as book:
+        make_history(book, 3)
+        before = answers(book)
+    killed(Child(copy, source, target, to, points=step))
+    if step.startswith("copy.published"):
+        assert lakebook.copy_book(source, target, warehouse=to).objects == 0  # Only the marker was left.
+    else:
+        with pytest.raises(BookNotFound):
+            lakebook.open(target, create=False, warehouse=to)
+        # The source has gone on meanwhile.
+        with lakebook.open(source, publish="off") as book:
+            book.table("numbers").delete("part = 0")
+            before = answers(book)
+        report = lakebook.copy_book(source, target, warehouse=to)
+        assert report.skipped >= (4 if step.startswith("copy.object") else report.objects)
+    with lakebook.open(target, create=False, warehouse=to, publish="off") as moved:
+        assert answers(moved) == before
+        found = moved.verify()
+        assert found.findings == ()
+        assert not (Path(to) / "lakebook-copy.json").exists()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import xxhash
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import lakebook
@@ -69,7 +69,12 @@ def test_a_restored_book_answers_the_same(
 ) -> None:
     to = target(into)
 
-    @settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(
+        max_examples=3,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=[HealthCheck.function_scoped_fixture],
+    )
     @given(seed=st.integers(0, 2**32))
     def check(seed: int) -> None:
         number = next(_numbers)

@@ -15,6 +15,7 @@ LAYERS = (
     "cli",
     "doctor",
     "restoring",
+    "copying",
     "book",
     "server",
     "components",

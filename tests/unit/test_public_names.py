@@ -12,12 +12,12 @@ from lakebook import errors
 
 PUBLIC = {
     "Acknowledgement", "AppendResult", "AppendTurn", "Appender", "Book", "Cleaner", "Consumer", "ConsumerGroup",
-    "ConsumerOffset", "Cursor",
+    "ConsumerOffset", "CopyReport", "Cursor",
     "Event", "EventBatch", "GroupState", "InsertReport", "LakebookError", "Materialized", "MetadataStore",
     "OffsetCommit", "OffsetReset", "Page", "Partition", "PartitionLag", "PendingReport", "PinnedTable", "Plan",
     "Producer", "PublishReport", "Record", "RestoreReport",
     "SegmentInfo", "SnapshotRecord", "Table", "TableDescription", "Tables", "TemporaryFile", "TerminalError",
-    "Topic", "TopicConfig", "TransientError", "View", "Views", "open", "restore_book", "spark_session",
+    "Topic", "TopicConfig", "TransientError", "View", "Views", "copy_book", "open", "restore_book", "spark_session",
 }  # fmt: skip
 
 SPECIFIED = {

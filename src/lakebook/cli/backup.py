@@ -1,4 +1,4 @@
-"""`lakebook backup` and `restore`: the registry in one file, and a book made of it."""
+"""`lakebook backup`, `restore` and `copy`: the registry in one file, a book made of it, a book at another place."""
 
 from __future__ import annotations
 
@@ -53,4 +53,39 @@ def restore(place: Place, file: str, into: str | None, warehouse: str | None, as
     )
     print_note(
         "nothing is removed from it for now: run `lakebook verify`, and then `lakebook admin resume-after-restore`"
+    )
+
+
+@click.command("copy", cls=BookCommand)
+@click.argument("source", metavar="FROM")
+@click.argument("target", metavar="TO")
+@click.option("--warehouse", metavar="URL", help="Where its bytes go.  [default: a folder beside an SQLite registry]")
+@click.option("--workers", type=click.IntRange(1, 256), default=8, show_default=True, help="Objects copied at once.")
+@json_option
+@pass_place
+def copy(place: Place, source: str, target: str, warehouse: str | None, workers: int, as_json: bool) -> None:
+    """Copy the book FROM, registry and bytes, TO a place where there is none.
+
+    Both are folders or registry URLs. Writers of the source go on: the copy is its state of one moment, and the source
+    stays as it is. A copy that was interrupted goes on if the same command is run again. There is a book at the new
+    place when all of it was copied and verified.
+    """
+    # It loads Arrow, which other commands need not wait for.
+    from lakebook.copying import copy_book
+
+    with advancing("copying") as advance:
+        done = copy_book(
+            source,
+            target,
+            warehouse=warehouse or place.warehouse,
+            workers=workers,
+            clock=place.clock,
+            progress=advance,
+        )
+    if as_json:
+        print_json(done)
+        return
+    print_line(
+        f"copied {done.objects} object(s) of {done.bytes} bytes ({done.skipped} were there already), rewrote"
+        f" {done.rewritten}, and verified them: registry {done.registry}, warehouse {done.warehouse}"
     )

@@ -9,7 +9,7 @@ import click
 
 import lakebook
 from lakebook.cli.admin import admin
-from lakebook.cli.backup import backup, restore
+from lakebook.cli.backup import backup, copy, restore
 from lakebook.cli.book import doctor, init, metrics, migrate, repair, verify
 from lakebook.cli.commands import BookGroup, Place
 from lakebook.cli.consume import consume
@@ -73,6 +73,7 @@ for command in (
     repair,
     backup,
     restore,
+    copy,
     metrics,
     migrate,
     doctor,

@@ -14,7 +14,7 @@ import json
 import os
 import struct
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -366,6 +366,24 @@ def only_added(
             if entry.status == _ADDED and entry.snapshot_id == snapshot_id:
                 writer.write(_ADDED, snapshot_id, None, None, entry.data_file, encoded)
     return writer.manifest_file()
+
+
+def relocated_manifest(
+    source: FileIO,
+    target: FileIO,
+    location: str,
+    manifest: ManifestFile,
+    spec: PartitionSpec,
+    schema: Schema,
+    change: Callable[[DataFile], DataFile],
+) -> int:
+    """Write the same entries to another place, each of their files changed; the size of the new manifest."""
+    _check_specs([manifest], spec)
+    with _manifest_writer(target, location, spec, schema, manifest.added_snapshot_id or 0, manifest.content) as writer:
+        for entry, _ in _entries(source, manifest):
+            numbers = (entry.snapshot_id, entry.sequence_number, entry.file_sequence_number)
+            writer.write(entry.status, *numbers, change(entry.data_file))
+    return writer.manifest_file().manifest_length
 
 
 def _check_specs(manifests: Sequence[ManifestFile], spec: PartitionSpec) -> None:

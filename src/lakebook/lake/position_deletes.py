@@ -190,7 +190,7 @@ def _opened(store: ObjectStore, path: str) -> Iterator[tuple[pq.ParquetFile, lis
     try:
         with store.open(path) as stream:
             footer = pq.read_metadata(stream)
-            names = _names(path, footer.schema.to_arrow_schema())
+            names = delete_columns(path, footer.schema.to_arrow_schema())
             # As a dictionary: these are the same few texts in many rows.
             with pq.ParquetFile(stream, metadata=footer, read_dictionary=names[:1]) as opened:
                 yield opened, names
@@ -202,7 +202,8 @@ def _opened(store: ObjectStore, path: str) -> Iterator[tuple[pq.ParquetFile, lis
         ) from error
 
 
-def _names(path: str, columns: pa.Schema) -> list[str]:
+def delete_columns(path: str, columns: pa.Schema) -> list[str]:
+    """The names of the two columns of a file of deletes: where the file is, and the number of the row."""
     ids = {int((field.metadata or {}).get(_ID, -1)): field.name for field in columns}
     names = [ids.get(field_id, name) for field_id, name in _COLUMNS.items()]
     if not set(names) <= set(columns.names):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -163,18 +163,24 @@ def read_backup(
     arrival: Arrival,
     clock: Clock,
     progress: Progress = lambda done, total, table: None,
+    *,
+    locked: bool = False,
 ) -> Summary:
-    """Make the registry that a backup has, in a database that holds no book; all of it or nothing."""
+    """Make the registry that a backup has, in a database that holds no book; all of it or nothing.
+
+    With `locked` the caller holds the migration lock.
+    """
     summary = backup.check(lambda rows: progress(rows, None, "checking the backup"))
     _check_known(summary.header, database)
     try:
         if isinstance(database, SQLite) and database.path is not None:
             database.path.parent.mkdir(parents=True, exist_ok=True)
-            with database.migration_lock():
+            with nullcontext() if locked else database.migration_lock():
                 refuse_book(database)
                 _read_into_file(database, backup, summary, arrival, clock, progress)
         else:
-            with database.migration_lock(), _newest(backup, summary, clock, database, progress) as newest:
+            lock = nullcontext() if locked else database.migration_lock()
+            with lock, _newest(backup, summary, clock, database, progress) as newest:
                 refuse_book(database)
                 migrate(database)
                 _read_at_once(database, newest, summary.header, arrival, clock, partial(_of_all, progress, summary))
