@@ -12,6 +12,7 @@ SOAK_STEPS ?= 150
 SOAK_SECONDS ?= 30
 SOAK_UPKEEP ?= 300
 SOAK_PIPELINE_KILLS ?= 50
+SOAK_VIEW_EXAMPLES ?= 100
 
 .PHONY: help setup java demo test bench soak check format docs clean
 
@@ -49,7 +50,8 @@ soak: setup java ## the fault tests at length; the last result is recorded in do
 	@LAKEBOOK_TEST_KILLS=$(SOAK_KILLS) LAKEBOOK_TEST_STEPS=$(SOAK_STEPS) \
 		LAKEBOOK_TEST_SECONDS=$(SOAK_SECONDS) LAKEBOOK_TEST_UPKEEP_SECONDS=$(SOAK_UPKEEP) \
 		LAKEBOOK_TEST_STREAM_SECONDS=$(SOAK_UPKEEP) LAKEBOOK_TEST_PIPELINE_KILLS=$(SOAK_PIPELINE_KILLS) \
-		$(BIN)/python -m pytest tests/faults --timeout 3600 --record-soak docs/soak.md
+		LAKEBOOK_TEST_VIEW_EXAMPLES=$(SOAK_VIEW_EXAMPLES) \
+		$(BIN)/python -m pytest tests/faults tests/spark/test_view_model.py --timeout 3600 --record-soak docs/soak.md
 
 bench: setup java ## measure against the bare driver and other engines; writes bench/results.json
 	@$(BIN)/python -m bench

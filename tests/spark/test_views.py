@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 import lakebook
@@ -22,22 +18,6 @@ from streaming import in_thread, produce
 from viewing import DAY, HOUR, MINUTE, T0, at, claim, enter, frozen_hours, hours_of, order, orders, stale_hours, view_of
 
 TOTALS = "SELECT date_trunc('minute', ts) AS ts, region, count(*) AS n, max(id) AS last FROM orders GROUP BY 1, 2"
-
-
-@pytest.fixture
-def make_book(tmp_path: Path, empty_book: Path) -> Iterator[Callable[[], Book]]:
-    """Makes books, each of its own."""
-    opened: list[Book] = []
-
-    def make() -> Book:
-        folder = tmp_path / f"book{len(opened)}"
-        shutil.copytree(empty_book, folder)
-        opened.append(lakebook.open(folder, publish="off"))
-        return opened[-1]
-
-    yield make
-    for book in opened:
-        book.close()
 
 
 def rows(view: View, **options: Any) -> list[tuple[Any, ...]]:
@@ -267,42 +247,6 @@ def test_a_commit_while_a_range_is_built_leaves_it_stale(book: Book, spark: Spar
     assert (view.count(), stale_hours(view)) == (2, [0])
     view.materialize(spark, at(0), at(1))
     assert (view.count(), stale_hours(view)) == (3, [])
-
-
-STEPS = st.lists(
-    st.sampled_from(["append", "late", "materialize", "merge", "retire", "regenerate", "delete"]),
-    min_size=3,
-    max_size=8,
-)
-
-
-@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-@given(steps=STEPS)
-def test_any_order_of_steps_gives_the_rows_of_the_query(
-    make_book: Callable[[], Book], spark: SparkSession, steps: list[str]
-) -> None:
-    book = make_book()
-    table = orders(book)
-    view = book.views.create("totals", TOTALS, event_time="ts")
-    number = 0
-    for step in [*steps, "materialize", "merge"]:
-        number += 10
-        if step == "append":
-            order(table, number % 24 + 0.2, first=number)
-        elif step == "late":
-            order(table, 1.5, 20.1, first=number)
-        elif step == "materialize":
-            view.materialize(spark, T0, T0 + DAY)
-        elif step == "merge":
-            view.merge_partitions(spark, "day")
-        elif step == "retire":
-            view.retire_partitions(at(0), at(12))
-        elif step == "regenerate":
-            view.regenerate_partitions(spark, at(1), at(3))
-        else:
-            table.delete(f"id = {number - 10}")
-    assert rows(view) == of_query(book, spark, TOTALS)
-    assert (book.verify().findings, view.count()) == ((), len(rows(view)))
 
 
 def test_other_engines_read_a_view_as_a_table(tmp_path: Path, spark: SparkSession) -> None:
