@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import orjson
 
 from lakebook import failpoints
-from lakebook.book import Book, may_exist, open_book, warehouse_of
+from lakebook.book import Book, open_book, warehouse_of
 from lakebook.clock import Clock, SystemClock
 from lakebook.config import MEMORY, SQLITE_SCHEME, Settings, load_settings, redact
 from lakebook.errors import (
@@ -45,7 +46,7 @@ from lakebook.registry.inserts import unaccounted_paths
 from lakebook.registry.leases import HORIZON
 from lakebook.registry.lives import begin_life
 from lakebook.registry.portable import Arrival, read_backup, refuse_book
-from lakebook.registry.relocation import count_objects, leave_behind, plain_objects
+from lakebook.registry.relocation import count_objects, leave_behind, note_checksums, plain_objects
 from lakebook.registry.stream_folders import TOPICS, unknown_stream_paths
 from lakebook.registry.table_files import chunks
 from lakebook.registry.transactions import Reader, Transaction
@@ -63,6 +64,7 @@ _FORMAT = "lakebook-copy"
 # How often a copy begins with a newer state of the source because something of the former is gone.
 _ROUNDS = 5
 _TOLD = 5
+_NOTED_AT_ONCE = 1000
 # What says that something of the source went while it was being pinned.
 _GONE = (
     TableNotFound, TopicNotFound, PartitionNotFound, OffsetBelowLogStart, VersionExpired, VersionNotFound, LeaseLost,
@@ -99,37 +101,48 @@ def copy_book(
     workers: int = WORKERS,
     clock: Clock | None = None,
     progress: Progress = lambda done, total, step: None,
+    **settings: Any,
 ) -> CopyReport:
     """Copy the book at `source` to `target`, where there is none; `warehouse` is where its bytes go.
 
     Writers of the source go on: the copy is its state of one moment. A copy that was interrupted is begun again with
-    the same words, and goes on with the objects that are missing. The copy has an epoch of its own.
+    the same words, and goes on with the objects that are missing. The copy has an epoch of its own. Other settings are
+    those of both books.
     """
     clock = clock or SystemClock()
-    settings = load_settings(target, {"warehouse": None if warehouse is None else os.fspath(warehouse)})
-    if settings.registry == MEMORY:
+    given = {"warehouse": None if warehouse is None else os.fspath(warehouse), **settings}
+    resolved = load_settings(target, given)
+    if resolved.registry == MEMORY:
         raise InvalidSetting("a book in memory would be gone at once", on=MEMORY, remedy="Name a folder or a URL")
-    database = database_for(settings)
-    with open_book(source, clock=clock, create=False, publish="off") as book:
+    database = database_for(resolved)
+    with open_book(source, clock=clock, create=False, **{**settings, "publish": "off"}) as book:
         if isinstance(database, SQLite) and database.path is not None:
             database.path.parent.mkdir(parents=True, exist_ok=True)
         # Two copies to one place would tidy up after each other.
         with database.migration_lock():
-            return _Copy(book, settings, database, workers, clock, progress).run()
+            return _Copy(book, resolved, database, workers, clock, progress, settings).run()
 
 
 class _Copy:
     """One copy of a book."""
 
     def __init__(
-        self, book: Book, settings: Settings, database: Database, workers: int, clock: Clock, progress: Progress
+        self,
+        book: Book,
+        settings: Settings,
+        database: Database,
+        workers: int,
+        clock: Clock,
+        progress: Progress,
+        given: Mapping[str, Any],
     ) -> None:
+        self._given = {**given, "publish": "off"}
         self._book = book
         self._database = database
         self._workers = workers
         self._clock = clock
         self._progress = progress
-        self._warehouse = _new_warehouse(settings, database)
+        self._warehouse = warehouse_of(settings, database)
         self._source = book.lake.store
         self._target = ObjectStore(self._warehouse)
         # Whether something may lie there that a former attempt has copied.
@@ -230,7 +243,8 @@ class _Copy:
 
         read_backup(database, backup_at(folder / "source"), Arrival(begin), self._clock, self._progress)
         # What every commit and read of it would do is not wanted of what goes away again.
-        with open_book(place, clock=self._clock, create=False, warehouse=self._warehouse.root, publish="off") as book:
+        given = {**self._given, "warehouse": self._warehouse.root}
+        with open_book(place, clock=self._clock, create=False, **given) as book:
             yield book
 
     def _copy_objects(self, staged: Book, pins: Pin) -> None:
@@ -239,11 +253,18 @@ class _Copy:
         copied = Copied()
         with registry.snapshot() as reader:
             wanted = (KnownObject(*item) for item in plain_objects(reader))
-            for path in copy_objects(self._source, self._target, wanted, copied, self._workers):
-                self._progress(copied.objects, total, path)
-                # It is renewed only while somebody says that it is used.
-                if copied.objects % 1000 == 0:
+            found: list[tuple[str, str]] = []
+            for item, checksum in copy_objects(self._source, self._target, wanted, copied, self._workers):
+                self._progress(copied.objects, total, item.path)
+                if item.checksum is not None and not item.is_of_bytes:
+                    # What the former store knew it by means nothing here.
+                    found.append((item.path, checksum))
+                if copied.objects % _NOTED_AT_ONCE == 0:
+                    # It is renewed only while somebody says that it is used.
                     pins.check()
+                    registry.write(partial(_note, found))
+                    found = []
+            registry.write(partial(_note, found))
         self._report.objects, self._report.bytes, self._report.skipped = copied.objects, copied.bytes, copied.skipped
 
     def _remove_others(self, staged: Book, written: set[str]) -> None:
@@ -282,14 +303,6 @@ class _Copy:
         self._report.rows = summary.rows
 
 
-def _new_warehouse(settings: Settings, database: Database) -> Warehouse:
-    if not settings.warehouse and not may_exist(database):
-        beside = database.path.parent if isinstance(database, SQLite) and database.path is not None else None
-        assert beside is not None
-        return Warehouse(str(beside / "warehouse"), beside)
-    return warehouse_of(settings, database)
-
-
 def _refuse_same(source: ObjectStore, target: ObjectStore) -> None:
     here, there = f"{source.uri().rstrip('/')}/", f"{target.uri().rstrip('/')}/"
     if here.startswith(there) or there.startswith(here):
@@ -298,6 +311,10 @@ def _refuse_same(source: ObjectStore, target: ObjectStore) -> None:
             on=target.uri(),
             remedy="Name another warehouse",
         )
+
+
+def _note(sums: list[tuple[str, str]], transaction: Transaction) -> None:
+    note_checksums(transaction, sums)
 
 
 def _unknown(reader: Reader, paths: list[str]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -13,7 +13,7 @@ from lakebook.clock import Clock, SystemClock, to_datetime
 from lakebook.config import MEMORY, load_settings, redact
 from lakebook.errors import InvalidSetting
 from lakebook.registry.backup_files import Header, backup_at
-from lakebook.registry.databases import SQLite, database_for
+from lakebook.registry.databases import database_for
 from lakebook.registry.lives import begin_life
 from lakebook.registry.portable import Arrival, read_backup
 from lakebook.registry.transactions import Transaction
@@ -66,8 +66,7 @@ def restore_book(
             return warehouse_of(resolved, database)
         if header.warehouse.startswith("memory:"):
             raise InvalidSetting("the bytes of its book were in memory", on=os.fspath(file), remedy="Give a warehouse")
-        beside = database.path.parent if isinstance(database, SQLite) and database.path is not None else None
-        return Warehouse(header.warehouse, beside)
+        return warehouse_of(replace(resolved, warehouse=header.warehouse), database)
 
     summary = read_backup(database, backup, Arrival(begin), clock, progress)
     return RestoreReport(

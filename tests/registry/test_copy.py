@@ -262,3 +262,21 @@ def test_whoever_wrote_to_the_source_is_refused_by_the_copy(place: Callable[[str
             copy.lake.registry.epoch = book.identity.epoch
             with pytest.raises(EpochChanged):
                 copy.metadata.create_topic("clicks")
+
+
+def test_what_another_store_knew_objects_by_is_replaced_by_their_own_checksums(
+    place: Callable[[str], tuple[str, Path]],
+) -> None:
+    (source, bytes_of), (target, to) = place(SQLITE), place(SQLITE)
+    with opened(source, bytes_of) as book:
+        numbers(book, "numbers", [1])
+        book.metadata.create_topic("orders")
+        append(book, "a")
+        checksums = [row["checksum"] for kind in (schema.table_files, schema.segments) for row in records(book, kind)]
+        for kind in ("table_files", "segments"):
+            run_sql(book, f"UPDATE {kind} SET checksum = 'etag:5d41402abc4b2a76b9719d911017c592'")
+    lakebook.copy_book(source, target)
+    with opened(target, to, create=False) as copy:
+        found = [row["checksum"] for kind in (schema.table_files, schema.segments) for row in records(copy, kind)]
+        assert found == checksums
+        assert copy.verify().ok

@@ -12,6 +12,7 @@ from lakebook.registry import schema
 from lakebook.registry.footers import FORMAT_VERSION
 from lakebook.registry.publishing import STATISTICS
 from lakebook.registry.statements import Statement, bind
+from lakebook.registry.stream_folders import TOPICS
 from lakebook.registry.temporary_files import NOT_DELETED
 from lakebook.registry.transactions import Reader, Transaction
 
@@ -93,6 +94,13 @@ SET_FOOTER = Statement(
     "path",
 )
 
+SET_CHECKSUM = Statement(
+    sa.update(schema.table_files).where(_f.file_path == bind("path")).values(checksum=bind("sum")), "sum", "path"
+)
+SET_SEGMENT_CHECKSUM = Statement(
+    sa.update(schema.segments).where(_s.s3_key == bind("path")).values(checksum=bind("sum")), "sum", "path"
+)
+
 
 def _grown(table: sa.Table, column: str, *where: Any) -> sa.Update:
     return sa.update(table).where(*where).values({column: table.c[column] + bind("delta", sa.BigInteger)})
@@ -128,7 +136,7 @@ def leave_behind(transaction: Transaction) -> None:
 def plain_objects(reader: Reader) -> Iterator[tuple[str, int, str | None]]:
     """Every object that is copied as it is: path, size, and the checksum where there is one."""
     for path, size, checksum in reader.each(PLAIN_OBJECTS):
-        yield path, size, checksum if checksum and checksum.startswith("xxh3:") else None
+        yield path, size, checksum or None
 
 
 def count_objects(reader: Reader) -> int:
@@ -160,3 +168,12 @@ def note_rewritten(transaction: Transaction, file: Rewritten) -> None:
 def note_sizes(transaction: Transaction, sizes: dict[str, int]) -> None:
     """Record the sizes of Iceberg's own files."""
     transaction.run_many(SET_ICEBERG_SIZE, [(size, path) for path, size in sizes.items()])
+
+
+def note_checksums(transaction: Transaction, sums: list[tuple[str, str]]) -> None:
+    """Record checksums of bytes, by path, in place of what another store knew them by."""
+    transaction.run_many(SET_CHECKSUM, [(checksum, path) for path, checksum in sums])
+    for path, checksum in sums:
+        # Not by an index: only for segments.
+        if path.startswith(f"{TOPICS}/"):
+            transaction.run(SET_SEGMENT_CHECKSUM, checksum, path)

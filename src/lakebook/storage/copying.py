@@ -13,6 +13,7 @@ from lakebook import failpoints
 from lakebook.errors import CopyFailed
 from lakebook.storage.objects import WORKERS, ObjectStore
 
+XXH3 = "xxh3:"
 # Made durable together: then a folder is synchronised once for many files.
 _AT_ONCE = 500
 
@@ -23,8 +24,13 @@ class KnownObject:
 
     path: str
     size: int
-    #: None where none was recorded.
+    #: None where none was recorded. That of the bytes themselves (`xxh3:…`), or what a store knew them by.
     checksum: str | None
+
+    @property
+    def is_of_bytes(self) -> bool:
+        """Whether its checksum can be compared with that of bytes that lie elsewhere."""
+        return self.checksum is not None and self.checksum.startswith(XXH3)
 
 
 @dataclass
@@ -38,33 +44,36 @@ class Copied:
 
 def copy_objects(
     source: ObjectStore, target: ObjectStore, wanted: Iterable[KnownObject], copied: Copied, workers: int = WORKERS
-) -> Iterator[str]:
-    """Copy objects; the path of each that is there. One that was there already, and is the same, is left as it is."""
+) -> Iterator[tuple[KnownObject, str]]:
+    """Copy objects; each that is there, with the checksum of its bytes.
+
+    One that was there already, and is the same, is left as it is.
+    """
     rest = iter(wanted)
     with ThreadPoolExecutor(workers, thread_name_prefix="lakebook-copy") as pool:
         while batch := list(islice(rest, _AT_ONCE)):
             written: list[str] = []
             try:
-                for item, is_new in zip(batch, pool.map(lambda item: _copy(source, target, item), batch), strict=True):
+                for item, found in zip(batch, pool.map(lambda item: _copy(source, target, item), batch), strict=True):
                     copied.objects += 1
                     copied.bytes += item.size
-                    copied.skipped += not is_new
-                    if is_new:
+                    copied.skipped += found is None
+                    if found is not None:
                         written.append(item.path)
-                    yield item.path
+                    yield item, found or item.checksum or ""
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
             target.make_durable(written, workers)
 
 
-def _copy(source: ObjectStore, target: ObjectStore, item: KnownObject) -> bool:
-    """Copy an object, unless it is there; whether it was not."""
+def _copy(source: ObjectStore, target: ObjectStore, item: KnownObject) -> str | None:
+    """Copy an object, unless it is there; its checksum, or none if it was."""
     found = target.size(item.path)
     if found is not None:
         # An object appears as a whole. But nobody says that it was this copy which put it there.
-        if found == item.size and item.checksum is not None and target.checksum(item.path) == item.checksum:
-            return False
+        if found == item.size and item.is_of_bytes and _checksum(target, item.path) == item.checksum:
+            return None
         target.delete_one(item.path)
     digest = xxhash.xxh3_64()
     size = 0
@@ -74,13 +83,21 @@ def _copy(source: ObjectStore, target: ObjectStore, item: KnownObject) -> bool:
             size += len(chunk)
             file.write(chunk)
         # Within the block: what is not as it was recorded does not appear.
-        _check(source, item, size, f"xxh3:{digest.hexdigest()}")
+        _check(source, item, size, f"{XXH3}{digest.hexdigest()}")
     failpoints.reach("copy.object_copied")
-    return True
+    return f"{XXH3}{digest.hexdigest()}"
+
+
+def _checksum(store: ObjectStore, path: str) -> str:
+    """The checksum of an object's bytes, whatever its store knows it by."""
+    digest = xxhash.xxh3_64()
+    for chunk in store.stream(path):
+        digest.update(chunk)
+    return f"{XXH3}{digest.hexdigest()}"
 
 
 def _check(source: ObjectStore, item: KnownObject, size: int, checksum: str) -> None:
-    if size == item.size and item.checksum in (None, checksum):
+    if size == item.size and (not item.is_of_bytes or item.checksum == checksum):
         return
     raise CopyFailed(
         f"it has {size} bytes ({checksum}), and {item.size} were recorded ({item.checksum or 'without a checksum'})",
