@@ -13,6 +13,7 @@ SOAK_SECONDS ?= 30
 SOAK_UPKEEP ?= 300
 SOAK_PIPELINE_KILLS ?= 50
 SOAK_VIEW_EXAMPLES ?= 100
+SOAK_PIPELINE_EXAMPLES ?= 60
 
 .PHONY: help setup java demo test bench soak check format docs clean
 
@@ -50,8 +51,9 @@ soak: setup java ## the fault tests at length; the last result is recorded in do
 	@LAKEBOOK_TEST_KILLS=$(SOAK_KILLS) LAKEBOOK_TEST_STEPS=$(SOAK_STEPS) \
 		LAKEBOOK_TEST_SECONDS=$(SOAK_SECONDS) LAKEBOOK_TEST_UPKEEP_SECONDS=$(SOAK_UPKEEP) \
 		LAKEBOOK_TEST_STREAM_SECONDS=$(SOAK_UPKEEP) LAKEBOOK_TEST_PIPELINE_KILLS=$(SOAK_PIPELINE_KILLS) \
-		LAKEBOOK_TEST_VIEW_EXAMPLES=$(SOAK_VIEW_EXAMPLES) \
-		$(BIN)/python -m pytest tests/faults tests/spark/test_view_model.py --timeout 3600 --record-soak docs/soak.md
+		LAKEBOOK_TEST_VIEW_EXAMPLES=$(SOAK_VIEW_EXAMPLES) LAKEBOOK_TEST_PIPELINE_EXAMPLES=$(SOAK_PIPELINE_EXAMPLES) \
+		$(BIN)/python -m pytest tests/faults tests/spark/test_view_model.py tests/spark/test_pipeline_model.py \
+		--timeout 3600 --record-soak docs/soak.md
 
 bench: setup java ## measure against the bare driver and other engines; writes bench/results.json
 	@$(BIN)/python -m bench

@@ -98,3 +98,18 @@ header = "confluent"
     (Path(target) / "lakebook.toml").write_text(declared)
     assert read(target, "apply", "--no-check")["created"] == ["declared"]
     assert read(target, "show", "declared")["definition"]["schema"] == AVRO
+
+
+def test_a_pipeline_is_altered(target: str) -> None:
+    run(target, *CREATE)
+    changed = read(target, "alter", "p", "--no-check", "--interval", "2", "--bad-records", "dead_letter", "--evolve")
+    assert (changed["definition"]["interval"], changed["definition"]["evolve"]) == (2.0, True)
+    assert changed["dead_letters"] == "default.t_dead_letters"
+    changed = read(target, "alter", "p", "--no-check", "--no-interval", "--sql", "SELECT id FROM source", "--no-evolve")
+    assert (changed["definition"]["interval"], changed["definition"]["sql"]) == (None, "SELECT id FROM source")
+    assert read(target, "alter", "p", "--no-check", "--function", "m:f")["definition"]["sql"] is None
+    assert (
+        "altered pipeline p, which is active" in run(target, "alter", "p", "--no-check", "--batch-records", "5").stdout
+    )
+    assert run(target, "alter", "p", "--no-check").exit_code == 2
+    assert "error: " in run(target, "alter", "none", "--no-check", "--interval", "1").stderr

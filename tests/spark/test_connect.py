@@ -11,7 +11,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 
 
-def test_topics_and_tables_work_through_spark_connect(tmp_path: Path) -> None:
+def test_topics_tables_pipelines_and_views_work_through_spark_connect(tmp_path: Path) -> None:
     # A session of its own, in a process of its own: the other tests have one of the usual kind.
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "LAKEBOOK_"))}
     environment["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -20,7 +20,7 @@ def test_topics_and_tables_work_through_spark_connect(tmp_path: Path) -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=290,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
@@ -34,5 +34,14 @@ def test_topics_and_tables_work_through_spark_connect(tmp_path: Path) -> None:
         "inserted": 3,
         "table": [0, 1, 2],
         "by_source": 3,
+        "pipeline": [3, 2, 1],
+        "backfill": [1, 1, True],
+        "by_sql": [2, 4],
+        "avro": [2, 1, 1],
+        "refused": "InvalidPipeline",
+        "view": 3,
+        "sql": [3, 3, 6],
+        "catalog": ["SparkUnsuitable", found["catalog"][1]],
         "sound": True,
     }
+    assert "usual kind" in found["catalog"][1]

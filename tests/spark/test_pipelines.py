@@ -21,6 +21,7 @@ from lakebook.cli.main import cli
 from lakebook.errors import (
     InvalidInput,
     InvalidPipeline,
+    LakebookError,
     OffsetBeyondWatermark,
     PipelineAlreadyExists,
     PipelineBusy,
@@ -153,19 +154,30 @@ def test_an_aggregation_in_a_function_is_refused_when_it_runs(book: Book, spark:
 def test_records_that_do_not_fit_go_to_the_dead_letters_with_the_reason(book: Book, spark: SparkSession) -> None:
     orders(book)
     bad = [b"{", b'{"id": "x"}', b'{"name": "no id"}', b"\xff\xfe"]
-    produce(book, "orders", 0, *lines({"id": 1, "name": "a"}), *bad, *lines({"id": 2}))
+    more = [
+        b'{"id": 5}{"id": 6}',
+        b'{"id": 5} x',
+        b'{"id": 5},{"id": 6}',
+        b'{"id": 5}]',
+        b'{"id": 5},1]',
+        b'[{"id": 5}]',
+    ]
+    bad += more
+    produce(book, "orders", 0, *lines({"id": 1, "name": "a"}), *bad, b' {"id": 2, "name": "}{", "x": {}}\n')
     book.tables.create("t", JSON_SCHEMA)
     pipeline = book.pipelines.create("p", into="t", topics="orders", decoder="json", bad_records="dead_letter")
     report = pipeline.run(spark)
-    assert (report.records, report.rows, report.dead) == (6, 2, 4)
+    assert (report.records, report.rows, report.dead) == (12, 2, 10)
     assert ids(book) == [1, 2]
     letters = book.table("t_dead_letters").to_arrow().sort_by("offset").to_pylist()
-    assert [(row["offset"], row["value"]) for row in letters] == list(zip(range(1, 5), bad, strict=True))
+    assert [(row["offset"], row["value"]) for row in letters] == list(zip(range(1, 11), bad, strict=True))
     assert [row["reason"] for row in letters] == [
         "it is not JSON that fits the schema",
         "it is not JSON that fits the schema",
         "it has no id",
         "it is not UTF-8",
+        *["there is more in it than one object"] * 5,
+        "it is not JSON that fits the schema",
     ]
     assert {(row["pipeline"], row["topic"], row["partition"]) for row in letters} == {("p", "orders", 0)}
 
@@ -791,3 +803,90 @@ def test_one_schema_can_be_that_of_all_ids(book: Book, spark: SparkSession) -> N
     produce(book, "orders", 0, avro(schema, None, id=3))
     with pytest.raises(PipelineStopped, match="header of a schema registry"):
         pipeline.run(spark)
+
+
+def test_one_that_was_frozen_stops_nothing_when_what_it_would_read_has_landed_and_is_gone(
+    book: Book, spark: SparkSession
+) -> None:
+    orders(book)
+    fill(book, 1, 2)
+    book.tables.create("t", JSON_SCHEMA)
+    pipeline = book.pipelines.create("p", into="t", topics="orders", decoder="json")
+    overtaken: list[int] = []
+
+    def overtake() -> None:
+        if not overtaken:
+            overtaken.append(0)
+            run_sql(book, "UPDATE pipelines SET held_until = 0")
+            overtaken.append(pipeline.run(spark).rows)
+            book.metadata.delete_segments_before("orders", 0, 2)
+
+    with failpoints.armed("pipeline.planned", overtake):
+        report = pipeline.run(spark)
+    assert (report.batches, overtaken) == (0, [0, 2])
+    record = pipeline.record
+    assert (record.state, record.failures, ids(book)) == ("active", 0, [1, 2])
+
+
+def test_a_backfill_that_was_frozen_lands_nothing_where_the_pipeline_was_made_anew(
+    book: Book, spark: SparkSession
+) -> None:
+    orders(book)
+    fill(book, 1, 2)
+    options: dict[str, Any] = {"decoder": "json", "schema": JSON_SCHEMA, "provenance": True, "into": "t"}
+    pipeline = book.pipelines.create("p", topics="orders", spark=spark, **options)
+    pipeline.run(spark)
+    taken: list[int] = []
+
+    def make_anew() -> None:
+        if not taken:
+            taken.append(0)
+            pipeline.delete()
+            book.table("t").delete("id > 0")
+            book.pipelines.create("p", topics="orders", **options).run(spark)
+
+    with failpoints.armed("insert.written", make_anew), pytest.raises(LakebookError):
+        pipeline.backfill(spark)
+    assert ids(book) == [1, 2]
+
+
+def test_a_pipeline_that_stopped_at_a_record_is_altered_and_goes_on(book: Book, spark: SparkSession) -> None:
+    orders(book)
+    produce(book, "orders", 0, *lines({"id": 1}), b"{", *lines({"id": 2}))
+    book.tables.create("t", JSON_SCHEMA)
+    pipeline = book.pipelines.create("p", into="t", topics="orders", decoder="json")
+    with pytest.raises(PipelineStopped):
+        pipeline.run(spark)
+    altered = book.pipelines.alter("p", bad_records="dead_letter", spark=spark)
+    assert altered.describe().dead_letters == "default.t_dead_letters"
+    altered.resume()
+    # Also by whoever had it before.
+    assert pipeline.run(spark).dead == 1 and ids(book) == [1, 2]
+    with pytest.raises(InvalidPipeline, match="provenance"):
+        book.pipelines.alter("p", provenance=True)
+    with pytest.raises(InvalidPipeline, match="view"):
+        book.pipelines.alter("p", sql="SELECT DISTINCT * FROM source", spark=spark)
+    with Turn(book.lake, pipeline.record), pytest.raises(PipelineBusy):
+        book.pipelines.alter("p", batch_records=1)
+    assert pipeline.record.definition["batch_records"] > 1
+
+
+def test_one_that_was_frozen_lands_nothing_by_a_definition_that_was_changed(book: Book, spark: SparkSession) -> None:
+    orders(book)
+    fill(book, 1)
+    book.tables.create("t", JSON_SCHEMA)
+    options: dict[str, Any] = {"decoder": "json", "schema": JSON_SCHEMA}
+    pipeline = book.pipelines.create("p", into="t", topics="orders", sql="SELECT id, name FROM source", **options)
+    done: list[int] = []
+
+    def change() -> None:
+        if not done:
+            done.append(0)
+            run_sql(book, "UPDATE pipelines SET held_until = 0")
+            book.pipelines.alter("p", sql="SELECT id + 10 AS id, name FROM source")
+
+    with failpoints.armed("pipeline.written", change):
+        assert pipeline.run(spark).rows == 0
+    assert ids(book) == []
+    pipeline.run(spark)
+    assert ids(book) == [11]

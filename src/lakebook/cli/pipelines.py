@@ -1,4 +1,4 @@
-"""`lakebook pipelines`: make, list, show, run, pause, resume, backfill and delete pipelines."""
+"""`lakebook pipelines`: make, change, list, show, run, pause, resume, backfill and delete pipelines."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _DECODERS = click.Choice(["raw", "json", "avro"])
 
 @click.group(cls=BookGroup)
 def pipelines() -> None:
-    """Make, list, show, run, pause, resume, backfill and delete pipelines.
+    """Make, change, list, show, run, pause, resume, backfill and delete pipelines.
 
     A pipeline reads topics, or tables, makes rows of their records one by one, and puts them into a table. How
     far it has come is committed together with the files it made: each record lands exactly once.
@@ -133,6 +133,77 @@ def _schemas(given: tuple[str, ...]) -> dict[str, str]:
             raise click.UsageError(f"--schema-of {item!r}: give ID=FILE, each id once, and a file that is there.")
         found[number] = Path(name).read_text(encoding="utf-8")
     return found
+
+
+@pipelines.command()
+@click.argument("name")
+@click.option("--sql", help="The transformation: a query over `source`, row by row.")
+@click.option("--function", metavar="MODULE:FUNCTION", help="The transformation as a Python function instead.")
+@click.option("--decoder", type=_DECODERS, help="What the values of records are.")
+@click.option("--schema", help="The columns of the decoder: DDL, or an Avro schema.")
+@click.option("--schema-file", type=click.Path(exists=True, dir_okay=False), help="A file with the schema instead.")
+@click.option("--header", type=click.Choice(["confluent"]), help="What stands before each record of Avro.")
+@click.option(
+    "--schema-of", "schema_files", metavar="ID=FILE", multiple=True, help="The Avro schemas of all ids, in files."
+)
+@click.option(
+    "--bad-records", type=click.Choice(["stop", "dead_letter"]), help="What becomes of records that do not fit."
+)
+@click.option("--dead-letters", metavar="TABLE", help="The table for them.")
+@click.option("--evolve/--no-evolve", default=None, help="Add columns to the table that the query has and it has not.")
+@click.option("--interval", type=float, help="Seconds between two batches, where `lakebook run` runs it.")
+@click.option("--no-interval", is_flag=True, help="Let `lakebook run` leave it alone.")
+@click.option("--batch-records", type=int, help="Records of one batch at most.")
+@click.option("--batch-bytes", type=int, help="Bytes of one batch at most.")
+@click.option("--target-file-size", type=int, help="Bytes of the files that it writes, at best.")
+@click.option("--no-check", is_flag=True, help="Do not start Spark to try the transformation; the next run tells.")
+@spark_log_option
+@json_option
+@pass_place
+def alter(
+    place: Place,
+    /,
+    name: str,
+    schema: str | None,
+    schema_file: str | None,
+    schema_files: tuple[str, ...],
+    no_interval: bool,
+    no_check: bool,
+    spark_log: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Change what the pipeline NAME makes of the records that it has not read yet, or how it goes about it.
+
+    What is not named stays as it is. One that has stopped goes on with `resume`.
+    """
+    if schema is not None and schema_file is not None:
+        raise click.UsageError("--schema and --schema-file exclude each other.")
+    given = {key: value for key, value in options.items() if value is not None}
+    if schema_file is not None:
+        schema = Path(schema_file).read_text(encoding="utf-8")
+    if schema is not None:
+        given["schema"] = schema
+    if schema_files:
+        given["schemas"] = _schemas(schema_files)
+    if no_interval:
+        given["interval"] = None
+    # One takes the place of the other.
+    for one, other in (("sql", "function"), ("function", "sql")):
+        if one in given:
+            given.setdefault(other, None)
+    if not given:
+        raise click.UsageError("Name what is to be changed.")
+    with place.open() as book:
+        if no_check:
+            described = book.pipelines.alter(name, **given).describe()
+        else:
+            with spark_started(show_log=spark_log) as spark, working("trying the transformation"):
+                described = book.pipelines.alter(name, spark=spark, **given).describe()
+    if as_json:
+        print_json(described)
+    else:
+        print_line(f"altered pipeline {name}, which is {described.state}")
 
 
 @pipelines.command()

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lakebook.errors import InvalidPipeline, OffsetBeyondWatermark, PipelineStopped
+from lakebook.errors import InvalidPipeline, OffsetBeyondWatermark, PipelineBusy, PipelineStopped
 from lakebook.lake.inserting import one_clear_error
 from lakebook.lake.lake import Lake
 from lakebook.lake.rewriting import replacing
@@ -24,6 +24,7 @@ from lakebook.pipelines.turns import Turn
 from lakebook.registry.pipelines import (
     TOPIC,
     BatchLanded,
+    ClaimLost,
     Landing,
     PipelineRecord,
     SourceOffset,
@@ -31,6 +32,7 @@ from lakebook.registry.pipelines import (
     land_backfill,
     offsets_of,
     pipelines_into,
+    require_turn,
 )
 from lakebook.registry.tables import TableRecord
 from lakebook.registry.transactions import Transaction
@@ -74,12 +76,12 @@ class Backfill:
                 "its sources are tables", on=self._record.shown, remedy="Delete it and make it anew from the beginning"
             )
         name = self._topic(topic)
-        with Turn(self._lake, self._record), ExitStack() as held:
+        with Turn(self._lake, self._record) as turn, ExitStack() as held:
             ranges, replaces = self._ranges(name, start, end)
             if not ranges:
                 return BackfillReport(self._record.name, name, {}, 0, 0, 0, False, None)
             with one_clear_error(target_of(self._lake, self._record)):
-                return self._land(spark, name, ranges, replaces, held)
+                return self._land(spark, turn, name, ranges, replaces, held)
 
     def _topic(self, topic: str | None) -> str:
         names = [source.name for source in self._definition.sources]
@@ -152,7 +154,7 @@ class Backfill:
     # --- landing -------------------------------------------------------------------
 
     def _land(
-        self, spark: SparkSession, topic: str, ranges: list[SourceRange], replaces: bool, held: ExitStack
+        self, spark: SparkSession, turn: Turn, topic: str, ranges: list[SourceRange], replaces: bool, held: ExitStack
     ) -> BackfillReport:
         target = target_of(self._lake, self._record)
         Runner(self._lake, self._metadata, self._record, self._definition).check_transformation(spark)
@@ -169,11 +171,20 @@ class Backfill:
         landing = batch.write(frame, expected, held)
 
         def land(transaction: Transaction, found: Landing) -> None:
-            if not replaces:
-                land_backfill(transaction, self._record, ranges, found)
+            if replaces:
+                # The pipeline may be another one by now, or gone, and its rows those of another.
+                require_turn(transaction, self._record.id, turn.token)
+            else:
+                land_backfill(transaction, self._record, turn.token, ranges, found)
 
         try:
             version = batch.commit(land)
+        except ClaimLost:
+            raise PipelineBusy(
+                "another process has run or changed it meanwhile; nothing was backfilled",
+                on=self._record.shown,
+                remedy="Begin again",
+            ) from None
         except BatchLanded:
             raise InvalidPipeline(
                 "the same records were backfilled by somebody else meanwhile", on=self._record.shown

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from lakebook.errors import InvalidPipeline, LakebookError, OffsetBelowLogStart, TableNotFound
+from lakebook.errors import InvalidPipeline, LakebookError, OffsetBelowLogStart, PipelineBusy, TableNotFound
 from lakebook.iceberg.schemas import as_spark_has, check_writable_from, schema_from
 from lakebook.iceberg.staging import spark_type
 from lakebook.lake.lake import Lake
@@ -27,11 +27,14 @@ from lakebook.pipelines.definitions import (
     schema_text,
 )
 from lakebook.pipelines.pipeline import Pipeline
-from lakebook.pipelines.running import tried
+from lakebook.pipelines.running import target_of, tried
+from lakebook.pipelines.turns import Turn
 from lakebook.registry.pipelines import (
     TABLE,
     TOPIC,
+    ClaimLost,
     PipelineRecord,
+    alter_pipeline,
     begin_at_table,
     begin_at_topic,
     create_pipeline,
@@ -54,6 +57,8 @@ _PAGE = 1000
 _PROVENANCE_TYPES = dict(zip(spark_pipelines.PROVENANCE, ("STRING", "INT", "BIGINT", "TIMESTAMP"), strict=True))
 
 
+#: What can be changed of a pipeline: not what it reads, nor what its rows say of where they come from.
+ALTERABLE = {field.name for field in fields(Definition)} - {"sources", "provenance", "start", "retention"}
 #: What a declaration may say.
 _SPELLED = {"topics", "tables"}
 _OPTIONS = {field.name for field in fields(Definition)} - {"sources"} | {"into", "dead_letters"} | _SPELLED
@@ -179,6 +184,45 @@ class Pipelines:
                     )
                 made.append(self.create(name, spark=spark, **given))
         return made
+
+    def alter(
+        self, name: str, *, dead_letters: str | None = None, spark: SparkSession | None = None, **changes: Any
+    ) -> Pipeline:
+        """Change what a pipeline makes of the records that it has not read yet, or how it goes about it.
+
+        It takes the options of `create` except for sources, target, provenance, start and retention. A batch that
+        was planned is planned anew. While somebody runs the pipeline it is refused (`PipelineBusy`).
+        """
+        pipeline = self[name]
+        strange = sorted(changes.keys() - ALTERABLE)
+        if strange:
+            raise InvalidPipeline(
+                f"{shown(strange[0])} cannot be changed",
+                on=f"pipeline {name}",
+                remedy=f"Only {', '.join(sorted(ALTERABLE))} can be; else delete it and make another",
+            )
+        with Turn(self._lake, pipeline.record) as turn:
+            record = pipeline.record
+            target = Table(self._lake, target_of(self._lake, record))
+            definition = check_definition(replace(pipeline.definition, **changes))
+            definition = self._with_schema(definition, target)
+            if spark is not None:
+                self._tried(spark, definition, f"{target.namespace}.{target.name}", target)
+            _check_provenance(definition, target)
+            dead_id = record.dead_letters_id
+            if dead_letters is not None or (definition.bad_records == DEAD_LETTER and dead_id is None):
+                dead = self._dead_letters(definition, target, dead_letters)
+                self._refuse_circles(definition, target, dead)
+                dead_id = None if dead is None else dead.id
+            try:
+                self._lake.registry.write(
+                    lambda transaction: alter_pipeline(transaction, record, turn.token, dead_id, definition.as_dict())
+                )
+            except ClaimLost:
+                raise PipelineBusy(
+                    "another process has begun to run it; nothing was changed", on=record.shown, remedy="Try again"
+                ) from None
+        return self[name]
 
     # --- making --------------------------------------------------------------------
 

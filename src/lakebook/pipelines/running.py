@@ -26,7 +26,7 @@ from lakebook.lake.properties import TARGET_SIZE
 from lakebook.lake.rewriting import Replaced
 from lakebook.lake.steps import Steps
 from lakebook.lake.table import Table
-from lakebook.pipelines.definitions import DEAD_LETTER, Definition, decoder_of
+from lakebook.pipelines.definitions import DEAD_LETTER, Definition, decoder_of, definition_from
 from lakebook.pipelines.planning import Ends, Planner
 from lakebook.pipelines.sources import Sources
 from lakebook.pipelines.turns import Turn
@@ -42,10 +42,11 @@ from lakebook.registry.pipelines import (
     PipelineRecord,
     land_batch,
     note_failure,
+    own_planned_batch,
     pipeline_by_id,
     plan_batch,
-    planned_batch,
-    set_state,
+    require_turn,
+    stop_pipeline,
 )
 from lakebook.registry.table_files import Committed, NewFile, TableChange
 from lakebook.registry.tables import GET_TABLE_BY_ID, TableRecord, current_table, table_from
@@ -125,6 +126,7 @@ class Runner:
 
     def __init__(self, lake: Lake, metadata: MetadataStore, record: PipelineRecord, definition: Definition) -> None:
         self._lake = lake
+        self._metadata = metadata
         self._record = record
         self._definition = definition
         self.planner = Planner(lake, metadata, record, definition)
@@ -138,8 +140,11 @@ class Runner:
         report = RunReport(self._record.name)
         # That it rests is no reason to stop it.
         self._require_active()
+        turn = Turn(self._lake, self._record)
         try:
-            with Turn(self._lake, self._record) as turn:
+            with turn:
+                # What it knew when it was made may have been changed before it had the turn.
+                self._know(self._state_of())
                 ends = self.planner.ends()
                 total = self.planner.waiting(ends)
                 while not enough() and self._state() == ACTIVE:
@@ -148,19 +153,33 @@ class Runner:
                         break
                 progress(report.records, total, "")
         except PipelineStopped as error:
-            text = str(error)
-            self._lake.registry.write(
-                lambda transaction: set_state(transaction, self._record.id, self._record.name, STOPPED, text)
-            )
-            raise
+            if self._stop(turn, str(error)):
+                raise
+            report.lost += 1
         report.seconds = round(clock.monotonic() - begun, 6)
         return report
 
+    def _stop(self, turn: Turn, text: str) -> bool:
+        """Stop the pipeline; whether it was this one's to stop."""
+        try:
+            self._lake.registry.write(lambda transaction: stop_pipeline(transaction, self._record, turn.token, text))
+        except ClaimLost:
+            LOG.info("another process has taken over %s, where this one would have stopped it", self._record.name)
+            return False
+        return True
+
+    def _state_of(self) -> PipelineRecord:
+        return self._lake.registry.read_with(lambda reader: pipeline_by_id(reader, self._record.id, self._record.name))
+
+    def _know(self, record: PipelineRecord) -> None:
+        """Go by what the pipeline is by this record."""
+        self._record, self._definition = record, definition_from(record.definition)
+        self.planner = Planner(self._lake, self._metadata, record, self._definition)
+        self._sources = Sources(self._lake, self._metadata, self.planner)
+
     def _state(self) -> str:
         """In which state it is now: it may be paused between two batches."""
-        self._record = self._lake.registry.read_with(
-            lambda reader: pipeline_by_id(reader, self._record.id, self._record.name)
-        )
+        self._record = self._state_of()
         return self._record.state
 
     def _require_active(self) -> None:
@@ -191,13 +210,12 @@ class Runner:
             # Between the look at the offsets and the plan: it looks again.
             report.lost += 1
         except ClaimLost:
-            report.lost += 1
             LOG.info("another process has taken over %s", self._record.name)
             return False
         except PipelineStopped:
             raise
         except LakebookError as error:
-            self._note(error)
+            self._note(turn, error)
             raise
         return True
 
@@ -207,22 +225,26 @@ class Runner:
         except BatchLanded:
             return None
 
-    def _note(self, error: LakebookError) -> None:
+    def _note(self, turn: Turn, error: LakebookError) -> None:
         text = str(error)
 
         def work(transaction: Transaction) -> None:
+            # What fails where somebody else goes on is no failure of the pipeline.
+            require_turn(transaction, self._record.id, turn.token)
             failures = pipeline_by_id(transaction, self._record.id, self._record.name).failures
             note_failure(transaction, self._record.id, text, pause_after(failures + 1))
 
         try:
             self._lake.registry.write(work)
+        except ClaimLost:
+            LOG.info("another process has taken over %s", self._record.name)
         except LakebookError as other:
             LOG.warning("%s failed, and that could not be written down (%s)", self._record.name, other)
 
     def _next(self, turn: Turn, ends: Ends) -> BatchRecord | None:
         """The batch that is planned already, whoever planned it, or a new one."""
         registry, pipeline = self._lake.registry, self._record
-        found = registry.read_with(lambda reader: planned_batch(reader, pipeline.id))
+        found = registry.read_with(lambda reader: own_planned_batch(reader, pipeline, turn.token))
         if found is not None:
             return found
         planned = self.planner.plan(ends)
@@ -416,7 +438,7 @@ class Batch:
             raise PipelineStopped(
                 f"{dead} records do not fit, one of them at {example}",
                 on=self._record.shown,
-                remedy="Correct the schema, or make the pipeline with bad_records='dead_letter', and resume",
+                remedy="Alter its schema, or alter it to bad_records='dead_letter', and resume it",
             )
         table = self._dead_letters()
         if table is None:

@@ -137,6 +137,22 @@ NOTE_FAILURE = Statement(
     "retry",
     "of_pipeline",
 )
+HOLD_CLAIM = Statement(
+    sa.update(schema.pipelines)
+    .where(_p.id == bind("of_pipeline"), _p.token == bind("own_token"))
+    .values(updated_at=bind("now")),
+    "now",
+    "of_pipeline",
+    "own_token",
+)
+ALTER_PIPELINE = Statement(
+    sa.update(schema.pipelines)
+    .where(_p.id == bind("of_pipeline"))
+    .values(definition=bind("new_definition"), dead_letters_id=bind("dead_letters", sa.BigInteger)),
+    "new_definition",
+    "dead_letters",
+    "of_pipeline",
+)
 INSERT_OFFSETS = insert_into(schema.pipeline_offsets)
 OFFSETS_OF = Statement(
     sa.select(schema.pipeline_offsets)
@@ -569,6 +585,28 @@ def set_state(transaction: Transaction, pipeline_id: int, name: str, state: str,
         raise pipeline_not_found(name)
 
 
+def alter_pipeline(
+    transaction: Transaction,
+    pipeline: PipelineRecord,
+    token: int,
+    dead_letters_id: int | None,
+    definition: Mapping[str, Any],
+) -> None:
+    """Let whoever has the turn change what a pipeline does.
+
+    A batch that is planned is planned anew: whoever is at work at it still goes by what it knows, and lands nothing.
+    """
+    require_turn(transaction, pipeline.id, token)
+    transaction.run(ALTER_PIPELINE, orjson.dumps(dict(definition)).decode(), dead_letters_id, pipeline.id)
+    transaction.run(DROP_PLANNED, pipeline.id)
+
+
+def stop_pipeline(transaction: Transaction, pipeline: PipelineRecord, token: int, error: str) -> None:
+    """Stop a pipeline, if nobody else has run it since: of what they found, one that was frozen knows nothing."""
+    require_turn(transaction, pipeline.id, token)
+    set_state(transaction, pipeline.id, pipeline.name, STOPPED, error)
+
+
 def note_failure(transaction: Transaction, pipeline_id: int, error: str, pause: float) -> None:
     """Write down why a batch failed, and when it is tried again."""
     now = transaction.clock.now_ms()
@@ -589,6 +627,12 @@ def renew_claim(transaction: Transaction, pipeline_id: int, token: int, seconds:
     """Keep the turn; whether it was still held."""
     until = transaction.clock.now_ms() + round(seconds * 1000)
     return transaction.run(RENEW_CLAIM, until, pipeline_id, token) == 1
+
+
+def require_turn(transaction: Transaction, pipeline_id: int, token: int) -> None:
+    """Refuse to go on if somebody else has had the turn since; until the transaction ends, nobody can take it."""
+    if transaction.run(HOLD_CLAIM, transaction.clock.now_ms(), pipeline_id, token) != 1:
+        raise ClaimLost
 
 
 def release_claim(transaction: Transaction, pipeline_id: int, token: int) -> None:
@@ -671,6 +715,15 @@ def planned_batch(reader: Reader, pipeline_id: int) -> BatchRecord | None:
     return None if row is None else _batch_from(row)
 
 
+def own_planned_batch(reader: Reader, pipeline: PipelineRecord, token: int) -> BatchRecord | None:
+    """The batch that is planned, for whoever has the turn; what others have planned may be of another definition."""
+    found = planned_batch(reader, pipeline.id)
+    # Looked at last: whoever has planned it had the turn before.
+    if pipeline_by_id(reader, pipeline.id, pipeline.name).token != token:
+        raise ClaimLost
+    return found
+
+
 def plan_batch(
     transaction: Transaction, pipeline_id: int, token: int, ranges: Sequence[SourceRange], records: int
 ) -> BatchRecord:
@@ -736,9 +789,10 @@ def skip_to(transaction: Transaction, pipeline_id: int, places: Mapping[tuple[st
 
 
 def land_backfill(
-    transaction: Transaction, pipeline: PipelineRecord, ranges: Sequence[SourceRange], landing: Landing
+    transaction: Transaction, pipeline: PipelineRecord, token: int, ranges: Sequence[SourceRange], landing: Landing
 ) -> None:
     """Note that what lies directly before all that had landed has landed too."""
+    require_turn(transaction, pipeline.id, token)
     now = transaction.clock.now_ms()
     for item in sorted(ranges, key=lambda item: (item.kind, item.source_id, item.partition)):
         place = (pipeline.id, item.kind, item.source_id, item.partition)

@@ -108,11 +108,25 @@ def decoded(frame: DataFrame, decoder: Decoder) -> DataFrame:
         functions.when(functions.col("value").isNull(), "it has no value")
         .when(~functions.is_valid_utf8(text), "it is not UTF-8")
         .when(found.isNull() | found.getField(_CORRUPT).isNotNull(), "it is not JSON that fits the schema")
+        .when(~_is_one_object(text), "there is more in it than one object")
     )
     for field in fields.fields:
         if not field.nullable:
             reason = reason.when(found.getField(field.name).isNull(), f"it has no {field.name}")
     return read.withColumn(_REASON, reason.otherwise(functions.lit(None)))
+
+
+def _is_one_object(text: Column) -> Column:
+    """Whether nothing follows the object that a text begins with: Spark's reader of JSON would not look at it."""
+    from pyspark.sql import functions
+
+    # Most are flat: then the first brace that closes is the last character, and that is cheap to find out.
+    flat = functions.instr(text, "}") == functions.length(functions.rtrim(text, functions.lit(" \t\r\n")))
+    # As the only element of a list, and as the first of two: a bracket in the text that ends the list would give
+    # the same number for both.
+    alone = functions.json_array_length(functions.concat(functions.lit("["), text, functions.lit("]")))
+    of_two = functions.json_array_length(functions.concat(functions.lit("["), text, functions.lit(",1]")))
+    return flat | functions.coalesce((alone == 1) & (of_two == 2), functions.lit(False))
 
 
 def _with_corrupt(fields: Any) -> Any:
@@ -267,9 +281,12 @@ def _counts(functions: Any) -> list[Column]:
 
 
 def observed(seen: Observation) -> tuple[int, int]:
-    """How many records were read, and how many of them did not fit; after rows of the frame were written."""
+    """How many records were read, and how many of them did not fit; after rows of the frame were written.
+
+    A client of Spark Connect is told nothing of what a write has observed: then it is fewer than none.
+    """
     found = seen.get
-    return int(found[_RECORDS]), int(found[_DEAD])
+    return int(found.get(_RECORDS, -1)), int(found.get(_DEAD, 0))
 
 
 def counted(frame: DataFrame) -> tuple[int, int]:

@@ -80,4 +80,4 @@ def _optional(value: Any) -> Any:
 
 def is_utc(spark: SparkSession) -> bool:
     """Whether a text without a zone is a time of UTC in a session."""
-    return spark.conf.get("spark.sql.session.timeZone", "") in ("UTC", "Etc/UTC", "GMT", "+00:00")
+    return spark.conf.get("spark.sql.session.timeZone") in ("UTC", "Etc/UTC", "GMT", "+00:00")

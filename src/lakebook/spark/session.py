@@ -52,6 +52,12 @@ def spark_session(app: str = "lakebook", *, master: str = "local[*]", **settings
 def session_with_catalog(spark: SparkSession, name: str, uri: str, token: str) -> SparkSession:
     """A session of the same Spark in which an Iceberg REST catalog is known by a name."""
     check_session(spark)
+    if not hasattr(spark, "newSession"):
+        raise SparkUnsuitable(
+            "a client of Spark Connect cannot have a session of its own for the catalog",
+            on="Spark",
+            remedy="Use a session of the usual kind for it; tables, topics, pipelines, views and `book.sql` need none",
+        )
     own = spark.newSession()
     settings = {
         "": _CATALOG,
