@@ -36,6 +36,7 @@ from lakebook.registry.registry import Registry
 from lakebook.registry.schema import MAX_BIGINT
 from lakebook.registry.segment_checks import any_file
 from lakebook.registry.stream_checks import Verification, verify_streams
+from lakebook.storage.access import access_of
 from lakebook.storage.warehouse import Warehouse
 from lakebook.streams.metadata_store import MetadataStore
 
@@ -623,7 +624,7 @@ def warehouse_of(settings: Settings, database: Database) -> Warehouse:
             on=database.shown,
             remedy="Give warehouse='/a/folder' or 's3://bucket/prefix', or set LAKEBOOK_WAREHOUSE",
         )
-    return Warehouse(root, beside)
+    return Warehouse(root, beside, access_of(settings))
 
 
 def may_exist(database: Database) -> bool:

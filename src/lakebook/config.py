@@ -17,6 +17,8 @@ from lakebook.names import shown
 CONFIG_FILE = "lakebook.toml"
 MEMORY = ":memory:"
 SQLITE_SCHEME = "sqlite:///"
+_POSTGRESQL = ("postgresql://", "postgres://", "postgresql+psycopg://")
+_SECRETS = ("s3_access_key_id", "s3_secret_access_key", "s3_session_token")
 
 
 def _setting(default: Any, doc: str, *, least: float | None = None, among: tuple[str, ...] = ()) -> Any:
@@ -225,6 +227,28 @@ class Settings:
         60.0, "Seconds for which segments lie before they are merged: a busy topic makes larger ones soon.", least=0
     )
     max_partitions: int = _setting(10_000, "Partitions a topic may have.", least=1)
+    spark_master: str = _setting(
+        "local[*]", "The Spark that is started where none is given: `local[*]`, or a cluster's `spark://…`."
+    )
+    s3_endpoint: str = _setting(
+        "", "Address of the store that has the bucket, `https://host`; AWS's own, unless it is given."
+    )
+    s3_region: str = _setting("", "Region of the bucket; else the one that AWS's own tools would take.")
+    s3_path_style: str = _setting(
+        "auto",
+        "Whether the bucket stands in the path of an address (`yes`) or in its host (`no`). `auto`: in the path where"
+        " an endpoint is given.",
+        among=("auto", "yes", "no"),
+    )
+    s3_access_key_id: str = _setting(
+        "", "Key for the bucket; without it each process looks for credentials as AWS's own tools do."
+    )
+    s3_secret_access_key: str = _setting("", "The key's secret. It is shown nowhere.")
+    s3_session_token: str = _setting("", "The token of a key that is good for a while. It is shown nowhere.")
+    s3_request_seconds: float = _setting(60.0, "Seconds that one request to the bucket may take.", least=0.1)
+    s3_retry_seconds: float = _setting(
+        120.0, "Seconds for which a request to the bucket that fails is tried again.", least=0
+    )
 
     def __repr__(self) -> str:
         shown_fields = ", ".join(f"{f.name}={getattr(self.redacted(), f.name)!r}" for f in fields(self))
@@ -232,11 +256,14 @@ class Settings:
 
     def redacted(self) -> Settings:
         """The same settings without a secret in them, fit to be printed."""
+        hidden: dict[str, Any] = {name: "***" for name in _SECRETS if getattr(self, name)}
         return replace(
             self,
             registry=redact(self.registry),
             warehouse=redact(self.warehouse),
             listen_registry=redact(self.listen_registry),
+            s3_endpoint=redact(self.s3_endpoint),
+            **hidden,
         )
 
 
@@ -279,7 +306,7 @@ def load_settings(
 
 def is_registry_url(target: str) -> bool:
     """Whether a target names a database rather than a folder."""
-    return target.startswith(("postgresql://", "postgres://", "sqlite://"))
+    return target.startswith((*_POSTGRESQL, "sqlite://"))
 
 
 def _config_file(place: str | None, environment: Mapping[str, str]) -> Path | None:
@@ -349,7 +376,7 @@ def _convert(name: str, value: Any, where: str) -> Any:
             raise ValueError
         converted = os.fspath(value) if kind is str else kind(value)
     except (TypeError, ValueError):
-        shown_value = "its value" if name in ("registry", "warehouse", "listen_registry") else shown(value)
+        shown_value = "its value" if name in ("registry", "warehouse", "listen_registry", *_SECRETS) else shown(value)
         raise InvalidSetting(f"{shown_value} is not a {kind.__name__}", on=f"{where}: {name}") from None
     least = known[name].metadata["least"]
     # Written so that NaN is refused too.
@@ -373,7 +400,9 @@ def _places(place: str | None, values: Mapping[str, Any]) -> dict[str, str]:
             )
     if place == MEMORY:
         return {"registry": MEMORY, "warehouse": "memory://"}
-    if place.startswith(("postgresql://", "postgres://")):
+    if place.startswith(_POSTGRESQL):
+        # SQLAlchemy's way to write it, which names the driver.
+        place = place.replace("postgresql+psycopg://", "postgresql://", 1)
         return {"registry": place, "warehouse": values.get("warehouse", "")}
     if place.startswith("sqlite://"):
         path = place.removeprefix(SQLITE_SCHEME)

@@ -176,7 +176,7 @@ class Followed:
             return []
         ranges = self._hold(ranges)
         found = list(slices_of(self._book.metadata, self._name, self._topic_id, ranges))
-        return tasks_of(self._lake.store.warehouse.root, found, self._per_task)
+        return tasks_of(self._lake.store.warehouse, found, self._per_task)
 
     def _hold(self, ranges: dict[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
         """Pin what is to be read; without what is gone, where that is wanted."""

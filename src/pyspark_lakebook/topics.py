@@ -46,14 +46,14 @@ def columns_of(given: Options) -> StructType:
 class Segments(InputPartition):
     """What one task reads: slices of segments, by their paths in the warehouse."""
 
-    root: str
+    warehouse: Warehouse
     slices: tuple[Slice, ...]
 
     def __repr__(self) -> str:
         return f"Segments({len(self.slices)}, {sum(item.end - item.start for item in self.slices)} records)"
 
 
-def tasks_of(root: str, slices: Sequence[Slice], per_task: int | None) -> list[Segments]:
+def tasks_of(warehouse: Warehouse, slices: Sequence[Slice], per_task: int | None) -> list[Segments]:
     """Slices as tasks, in order: so many segments each, or as many as are read in reasonable time."""
     tasks: list[Segments] = []
     held: list[Slice] = []
@@ -61,16 +61,16 @@ def tasks_of(root: str, slices: Sequence[Slice], per_task: int | None) -> list[S
     for item in slices:
         full = len(held) >= (per_task or _TASK_SEGMENTS) or (per_task is None and size + item.size > _TASK_BYTES)
         if held and full:
-            tasks.append(Segments(root, tuple(held)))
+            tasks.append(Segments(warehouse, tuple(held)))
             held, size = [], 0
         held.append(item)
         size += item.size
-    return [*tasks, Segments(root, tuple(held))] if held else tasks
+    return [*tasks, Segments(warehouse, tuple(held))] if held else tasks
 
 
 def read_task(task: Segments, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """The records of a task, as Arrow, without the registry."""
-    store = ObjectStore(Warehouse(task.root))
+    store = ObjectStore(task.warehouse)
     for item in task.slices:
         try:
             for batch in batches_of(store, item, columns):
@@ -110,7 +110,7 @@ class TopicReader(DataSourceReader):
                 starts = {number: first for number, (first, last) in found.ranges.items() if first < last}
                 if starts:
                     book.metadata.pin_topic(given.topic, starts, seconds=seconds, inherit=pin.id)
-            return list(tasks_of(book.lake.store.warehouse.root, found.slices, per_task))
+            return list(tasks_of(book.lake.store.warehouse, found.slices, per_task))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of one task."""

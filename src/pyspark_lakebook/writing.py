@@ -48,7 +48,7 @@ class _Writer:
         self._topic: str = given.topic
         check_written(schema, f"topic {given.topic}")
         check_partitioner(given.text("partitioner") or KEY)
-        self._place: tuple[str, Stage] | None = None
+        self._place: tuple[Warehouse, Stage] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # The folder is opened when the writer is about to be sent to executors, not when it is made: to commit
@@ -57,7 +57,7 @@ class _Writer:
             self._place = self._open()
         return self.__dict__
 
-    def _open(self) -> tuple[str, Stage]:
+    def _open(self) -> tuple[Warehouse, Stage]:
         """The warehouse, and a folder in it for what will be staged."""
         with self._given.opened() as book:
             check_reachable(book.lake)
@@ -77,13 +77,13 @@ class _Writer:
                 most_record(book.lake, topic),
                 book.settings.upload_seconds,
             )
-            return book.lake.store.warehouse.root, stage
+            return book.lake.store.warehouse, stage
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of a task."""
         assert self._place is not None
-        root, stage = self._place
-        stager, clock = Stager(ObjectStore(Warehouse(root)), stage), SystemClock()
+        warehouse, stage = self._place
+        stager, clock = Stager(ObjectStore(warehouse), stage), SystemClock()
         for batch in iterator:
             stager.add(batch, clock.now_ms())
         context = TaskContext.get()

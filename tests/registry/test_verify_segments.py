@@ -169,14 +169,14 @@ def test_what_goes_while_it_is_looked_at_is_not_wrong(
 ) -> None:
     inner = checking._measured
 
-    def meanwhile(lake: Any, paths: list[str]) -> Any:
+    def meanwhile(lake: Any, recorded: dict[str, str | None]) -> Any:
         monkeypatch.undo()
         book.metadata.delete_topic("orders")
         clock.advance(GRACE + 1)
         janitor = Janitor(book.lake)
         janitor.run_once("files")
         assert objects(book) == []
-        return inner(lake, paths)
+        return inner(lake, recorded)
 
     monkeypatch.setattr(checking, "_measured", meanwhile)
     assert book.verify().ok

@@ -38,6 +38,8 @@ ROOMS = {
     "pysqlite3": {"registry"},
     "sqlite3": {"registry"},
     "obstore": {"storage"},
+    "boto3": {"storage"},
+    "botocore": {"storage"},
     "pyspark": {"spark", "pyspark_lakebook"},
     "pyiceberg": {"iceberg", "server"},
     "pydantic": {"iceberg", "server"},

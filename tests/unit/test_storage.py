@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import io
 import os
 import re
@@ -25,9 +26,12 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from buckets import KEY, SECRET, Buckets
 from faulty_stores import room_for
+from lakebook.config import Settings
 from lakebook.errors import (
     InvalidInput,
+    InvalidSetting,
     LakebookError,
     ObjectExists,
     ObjectNotFound,
@@ -35,14 +39,19 @@ from lakebook.errors import (
     PathOutsideWarehouse,
     StorageRefused,
     StorageUnavailable,
+    WarehouseNotWritable,
 )
-from lakebook.storage.objects import Measured, ObjectStore
+from lakebook.storage.access import S3Access, access_of
+from lakebook.storage.answers import Measured
+from lakebook.storage.objects import ObjectStore
+from lakebook.storage.s3 import PART as PART_OF_UPLOAD
 from lakebook.storage.warehouse import Warehouse
 
 FOLDER = "folder"
 # A file system that knows no files without a name, as some do.
 PLAIN_FOLDER = "plain folder"
 MEMORY = "memory"
+BUCKET = "bucket"
 
 HOSTILE: list[Any] = [
     "", "/etc/passwd", "../x", "a/../../x", "a/..", "a//b", "a/./b", "s3://other/x", "a\\b", "a\0b", "a\nb", "x" * 1025,
@@ -67,14 +76,29 @@ def folder(request: pytest.FixtureRequest, root: Path, monkeypatch: pytest.Monke
     return ObjectStore(Warehouse(str(root)))
 
 
-@pytest.fixture(params=[FOLDER, PLAIN_FOLDER, MEMORY])
+@pytest.fixture(scope="module")
+def buckets() -> Iterator[Buckets]:
+    server = Buckets()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=[FOLDER, PLAIN_FOLDER, MEMORY, BUCKET])
 def store(request: pytest.FixtureRequest, root: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
     """Every kind: what holds on one holds on each."""
+    if request.param == BUCKET:
+        buckets: Buckets = request.getfixturevalue("buckets")
+        return ObjectStore(in_bucket(buckets, buckets.new_bucket()))
     if request.param == MEMORY:
         return ObjectStore(Warehouse("memory://"))
     if request.param == PLAIN_FOLDER:
         monkeypatch.delattr(os, "O_TMPFILE")
     return ObjectStore(Warehouse(str(root)))
+
+
+def in_bucket(buckets: Buckets, bucket: str, **more: Any) -> Warehouse:
+    settings = Settings(**buckets.settings | more)
+    return Warehouse(f"s3://{bucket}/lake", access=access_of(settings))
 
 
 def paths(store: ObjectStore, prefix: str = "") -> list[str]:
@@ -253,9 +277,11 @@ def test_what_is_streamed_in_comes_back(store: ObjectStore, size: int) -> None:
     assert paths(store) == ["a/b"]
 
 
-def write_and_fail(store: ObjectStore, path: str, error: Exception, *, close: bool = False) -> None:
+def write_and_fail(
+    store: ObjectStore, path: str, error: Exception, *, close: bool = False, size: int = 3 << 20
+) -> None:
     with store.create(path) as file:
-        file.write(b"x" * (3 << 20))
+        file.write(b"x" * size)
         if close:
             file.close()
         raise error
@@ -649,14 +675,22 @@ def test_an_open_object_can_be_read_anywhere(store: ObjectStore) -> None:
 
 
 def test_a_checksum_is_that_of_the_bytes(store: ObjectStore) -> None:
+    own = store.warehouse.bucket is None
     contents = {f"data/{size}": os.urandom(size) for size in (0, 1, 1000, 1 << 20, (2 << 20) + 3)}
     for path, data in contents.items():
         store.put_new(path, data)
     expected = [Measured(path, len(data), f"xxh3:{xxhash.xxh3_64_hexdigest(data)}") for path, data in contents.items()]
+    # Whatever the place knows its objects by, their bytes can be asked for.
+    assert [store.measure_as(item.path, item.checksum) for item in expected] == expected
+    if not own:
+        tags = [hashlib.md5(data).hexdigest() for data in contents.values()]
+        expected = [Measured(item.path, item.size, f"etag:{tag}") for item, tag in zip(expected, tags, strict=True)]
+        assert [store.measure_as(item.path, item.checksum) for item in expected] == expected
     assert store.measure(list(contents)) == expected
     assert store.measure(list(contents), workers=1) == expected
     assert [store.checksum(path) for path in contents] == [measured.checksum for measured in expected]
-    assert store.checksum("data/0") == "xxh3:2d06800538d394c2"
+    if own:
+        assert store.checksum("data/0") == "xxh3:2d06800538d394c2"
     assert store.measure([]) == []
 
 
@@ -930,8 +964,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
-        monkeypatch.setenv("AWS_ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}")
-        monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{server.server_address[1]}")
         monkeypatch.setenv("AWS_REGION", "eu-north-1")
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s3cret")
@@ -974,3 +1007,119 @@ def test_objects_of_a_bucket_have_uris(refusing: ObjectStore) -> None:
         with pytest.raises(PathOutsideWarehouse):
             refusing.relative(elsewhere)
     assert refusing.local_path("a") is None
+
+
+# --- a bucket ------------------------------------------------------------------
+
+LARGE = PART_OF_UPLOAD * 2 + 5
+
+
+@pytest.fixture
+def bucket(buckets: Buckets) -> str:
+    return buckets.new_bucket()
+
+
+@pytest.fixture
+def remote(buckets: Buckets, bucket: str) -> ObjectStore:
+    return ObjectStore(in_bucket(buckets, bucket))
+
+
+def test_a_large_object_goes_to_a_bucket_in_parts(buckets: Buckets, bucket: str, remote: ObjectStore) -> None:
+    data = os.urandom(LARGE)
+    with remote.create("large") as file:
+        for start in range(0, LARGE, 1_000_000):
+            file.write(data[start : start + 1_000_000])
+        # It is on its way, and nobody sees it.
+        assert buckets.uploads(bucket) == ["lake/large"]
+        assert remote.size("large") is None
+    assert remote.read("large") == data
+    assert buckets.uploads(bucket) == []
+    (measured,) = remote.measure(["large"])
+    assert measured.checksum.endswith("-3")
+
+
+def test_a_large_object_replaces_nothing(buckets: Buckets, bucket: str, remote: ObjectStore) -> None:
+    remote.put_new("large", b"first")
+    with pytest.raises(ObjectExists), remote.create("large") as file:
+        file.write(b"x" * LARGE)
+    assert remote.read("large") == b"first"
+    assert buckets.uploads(bucket) == []
+
+
+def test_an_upload_that_is_given_up_leaves_nothing(buckets: Buckets, bucket: str, remote: ObjectStore) -> None:
+    with pytest.raises(ZeroDivisionError):
+        write_and_fail(remote, "large", ZeroDivisionError(), size=LARGE)
+    assert (buckets.keys(bucket), buckets.uploads(bucket)) == ([], [])
+
+
+def test_uploads_that_others_left_are_ended(buckets: Buckets, bucket: str, remote: ObjectStore) -> None:
+    for key in ("lake/inserts/1/a", "lake/inserts/1/b", "lake/inserts/10/c", "elsewhere/d"):
+        buckets.client.create_multipart_upload(Bucket=bucket, Key=key)
+    remote.put_new("inserts/1/x", b"1")
+    assert remote.delete_folder("inserts/1") == 1
+    assert buckets.uploads(bucket) == ["lake/inserts/10/c", "elsewhere/d"]
+    assert remote.end_uploads(before=datetime(2000, 1, 1, tzinfo=UTC)) == 0
+    assert remote.end_uploads(before=datetime.now(UTC)) == 1
+    # What is not below the warehouse is somebody else's.
+    assert buckets.uploads(bucket) == ["elsewhere/d"]
+
+
+def test_a_folder_goes_with_the_marks_that_hadoop_makes(buckets: Buckets, bucket: str, remote: ObjectStore) -> None:
+    for key in ("lake/a/", "lake/a/b/", "lake/a/b/file", "lake/ab/"):
+        buckets.client.put_object(Bucket=bucket, Key=key, Body=b"")
+    assert remote.delete_folder("a") == 1
+    assert buckets.keys(bucket) == ["lake/ab/"]
+
+
+def test_a_bucket_without_credentials_is_told_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with pytest.raises(InvalidSetting, match="no credentials"):
+        ObjectStore(Warehouse("s3://bucket/lake"))
+
+
+def test_credentials_come_from_a_profile_too(
+    buckets: Buckets, bucket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    profile = tmp_path / "credentials"
+    profile.write_text("[lake]\naws_access_key_id = key\naws_secret_access_key = s3cret\nregion = eu-north-1\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(profile))
+    monkeypatch.setenv("AWS_PROFILE", "lake")
+    store = ObjectStore(Warehouse(f"s3://{bucket}/lake", access=S3Access(endpoint=buckets.endpoint)))
+    store.put_new("a", b"1")
+    assert store.read("a") == b"1"
+
+
+@pytest.mark.parametrize(
+    ("root", "access"),
+    [
+        ("s3://", {}),
+        ("s3://bucket?key=s3cret", {}),
+        ("s3://key:s3cret@bucket/lake", {}),
+        ("s3://bucket/lake", {"endpoint": "no address"}),
+        ("s3://bucket/lake", {"endpoint": "https://key:s3cret@host"}),
+        ("s3://bucket/lake", {"secret_access_key": ""}),
+    ],
+)
+def test_a_bucket_that_cannot_be_reached_is_refused(root: str, access: dict[str, str]) -> None:
+    with pytest.raises(InvalidSetting) as caught:
+        ObjectStore(Warehouse(root, access=S3Access(**{"access_key_id": "k", "secret_access_key": "s"} | access)))
+    assert "s3cret" not in str(caught.value)
+
+
+def test_secrets_of_a_bucket_are_shown_nowhere(buckets: Buckets, bucket: str) -> None:
+    settings = Settings(**{**buckets.settings, "s3_session_token": "t0ken"})
+    warehouse = in_bucket(buckets, bucket, s3_session_token="t0ken")
+    for text in (repr(settings), repr(warehouse), repr(warehouse.access), str(settings.redacted())):
+        assert SECRET not in text
+        assert KEY not in text
+        assert "t0ken" not in text
+
+
+def test_a_bucket_that_is_not_there_is_a_typed_error(buckets: Buckets) -> None:
+    with pytest.raises(WarehouseNotWritable):
+        in_bucket(buckets, "no-such-bucket").check_writable()

@@ -46,7 +46,7 @@ from lakebook.registry.table_checks import (
 from lakebook.registry.table_files import CHUNK, chunks
 from lakebook.registry.tables import GET_TABLE_BY_ID
 from lakebook.registry.transactions import Reader
-from lakebook.storage.objects import ObjectInfo
+from lakebook.storage.answers import ObjectInfo
 
 Progress = Callable[[str], None]
 

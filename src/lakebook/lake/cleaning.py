@@ -52,7 +52,7 @@ from lakebook.registry.tables import (
 )
 from lakebook.registry.topic_leases import TopicLease, end_dead_topic_leases, list_topic_leases
 from lakebook.registry.transactions import Reader, Transaction
-from lakebook.storage.objects import ObjectInfo
+from lakebook.storage.answers import ObjectInfo
 
 MAIN = "main"
 

@@ -26,7 +26,7 @@ _FILES = 100
 class DetachedFiles:
     """Some files of a version with their stored footers, fit to be sent to another process."""
 
-    root: str
+    warehouse: Warehouse
     table: TableRecord
     version: int
     shape: TableShape
@@ -46,7 +46,7 @@ class DetachedFiles:
             yield from handler.batches(plan, file, self.shape.schema, self.footers.get(file.file_path))
 
     def _plan(self) -> Plan:
-        lake = _Reading(self.root, self.shapes)
+        lake = _Reading(self.warehouse, self.shapes)
         lake.plans.put((self.table.id, self.version), self.deletes)
         return Plan(cast("Lake", lake), self.table, self.version, self.shape, Always(True), self.files)
 
@@ -54,8 +54,8 @@ class DetachedFiles:
 class _Reading:
     """What reading a file needs of a lake: its bytes, and what the table's schemas were."""
 
-    def __init__(self, root: str, shapes: Mapping[int, TableShape]) -> None:
-        self.store = ObjectStore(Warehouse(root))
+    def __init__(self, warehouse: Warehouse, shapes: Mapping[int, TableShape]) -> None:
+        self.store = ObjectStore(warehouse)
         self.plans = Cache(1, lambda _: 1)
         self._shapes = shapes
 
@@ -71,7 +71,7 @@ def detached(plan: Plan, most_bytes: int) -> Iterator[DetachedFiles]:
         footers = footers_for(plan.lake, (file for file in part if file.file_type == PARQUET))
         found: dict[int, DeleteFile] = {delete.id: delete for file in part for delete in plan.deletes_for(file)}
         yield DetachedFiles(
-            plan.lake.store.warehouse.root,
+            plan.lake.store.warehouse,
             plan.table,
             plan.version,
             plan.shape,

@@ -98,7 +98,7 @@ def _looked_at(lake: Lake, files: Sequence[Recorded], spark: Any) -> list[list[t
         with ThreadPoolExecutor(_READERS) as pool:
             return list(pool.map(lambda file: wrong_with(lake.store, file), files))
     try:
-        return on_executors(spark, lake.store.warehouse.root, files, wrong_with)
+        return on_executors(spark, lake.store.warehouse, files, wrong_with)
     except Exception as error:
         raise SparkUnsuitable(
             f"its executors could not look at the files ({reason_of(error)})",
@@ -115,7 +115,7 @@ def wrong_with(store: ObjectStore, file: Recorded) -> list[tuple[str, str]]:
             return [(FILES, _GONE)]
         if file.is_owed:
             return [] if size == file.size else [(FILES, f"it has {size} bytes instead of {file.size}")]
-        (found,) = store.measure([file.path])
+        found = store.measure_as(file.path, file.checksum)
     except ObjectNotFound:
         return [(FILES, _GONE)]
     except LakebookError as error:

@@ -122,7 +122,7 @@ def _json_files(
 ) -> list[NewFile]:
     """JSON files, measured and their rows counted; many or large ones by Spark's executors."""
     measured = (
-        on_executors(spark, lake.store.warehouse.root, paths, measured_lines)
+        on_executors(spark, lake.store.warehouse, paths, measured_lines)
         if by_executors(lake, len(paths), sizes, spark)
         else [(found, count_lines(lake.store, found.path)) for found in lake.store.measure(paths)]
     )

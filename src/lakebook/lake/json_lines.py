@@ -6,7 +6,8 @@ import gzip
 from collections.abc import Iterator
 from typing import Any
 
-from lakebook.storage.objects import Measured, ObjectStore
+from lakebook.storage.answers import Measured
+from lakebook.storage.objects import ObjectStore
 
 _GZIP = ".gz"
 

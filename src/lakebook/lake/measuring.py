@@ -16,7 +16,7 @@ from lakebook.lake.lake import Lake, TableShape
 from lakebook.registry.file_stats import ColumnStats
 from lakebook.registry.table_files import NewFile
 from lakebook.spark.jobs import measured, on_executors
-from lakebook.storage.objects import Measured
+from lakebook.storage.answers import Measured
 
 PARQUET = "parquet"
 JSON = "json"
@@ -38,7 +38,7 @@ class WrittenFile:
 def measure(lake: Lake, paths: Sequence[str], sizes: int, spark: Any = None) -> list[Measured]:
     """Sizes and checksums; many or large files are measured by Spark's executors."""
     if by_executors(lake, len(paths), sizes, spark):
-        return on_executors(spark, lake.store.warehouse.root, paths, measured)
+        return on_executors(spark, lake.store.warehouse, paths, measured)
     return lake.store.measure(paths)
 
 

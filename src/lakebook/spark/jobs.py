@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
-from lakebook.storage.objects import Measured, ObjectStore
+from lakebook.storage.answers import Measured
+from lakebook.storage.objects import ObjectStore
 from lakebook.storage.warehouse import Warehouse
 
 if TYPE_CHECKING:
@@ -24,16 +25,18 @@ _NUMBERED = "number long, pickled binary"
 _ARROW = pa.schema([("number", pa.int64()), ("pickled", pa.binary())])
 
 
-def on_executors(spark: SparkSession, root: str, items: Sequence[T], act: Callable[[ObjectStore, T], R]) -> list[R]:
+def on_executors(
+    spark: SparkSession, warehouse: Warehouse, items: Sequence[T], act: Callable[[ObjectStore, T], R]
+) -> list[R]:
     """What an action gives for each item, done where the executors are, in the order of the items.
 
-    It gets the warehouse at `root` and one item. The action is a function of a module, and is found there by its name.
+    It gets the objects of the warehouse and one item. The action is a function of a module, found there by its name.
     """
     if not items:
         return []
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        store = ObjectStore(Warehouse(root))
+        store = ObjectStore(warehouse)
         for batch in batches:
             items = [(row["number"], pickle.loads(row["pickled"])) for row in batch.to_pylist()]  # noqa: S301 - our own
             found = [{"number": number, "pickled": pickle.dumps(act(store, item))} for number, item in items]

@@ -5,15 +5,11 @@ from __future__ import annotations
 import os
 import uuid
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
-import obstore
-from obstore.exceptions import BaseError
-from obstore.store import MemoryStore, from_url
-
 from lakebook.config import redact
-from lakebook.errors import InvalidSetting, WarehouseNotWritable
+from lakebook.errors import InvalidSetting, LakebookError, WarehouseNotWritable
+from lakebook.storage.access import S3Access
 
 _PROBE = b"lakebook"
 
@@ -21,8 +17,11 @@ _PROBE = b"lakebook"
 class Warehouse:
     """The root of a book's bytes: a folder, a bucket, or memory."""
 
-    def __init__(self, root: str, beside: Path | None = None) -> None:
-        """Name a warehouse; `beside` is the folder of the registry file, where there is one."""
+    def __init__(self, root: str, beside: Path | None = None, access: S3Access | None = None) -> None:
+        """Name a warehouse; `beside` is the folder of the registry file, where there is one.
+
+        `access` is how a bucket is reached; without it, as AWS's own tools would.
+        """
         scheme = urlsplit(root).scheme if "://" in root else ""
         if scheme not in ("", "file", "memory", "s3"):
             raise InvalidSetting(
@@ -31,6 +30,7 @@ class Warehouse:
                 remedy="Use a folder, file://… or s3://bucket/prefix",
             )
         self.folder = None
+        self.access = access or S3Access()
         if scheme in ("", "file"):
             path = unquote(urlsplit(root).path) if scheme else root
             if not path or "\0" in path:
@@ -42,21 +42,37 @@ class Warehouse:
         #: so that the folder can be moved as a whole.
         self.recorded = _recorded(self.folder, beside) if self.folder is not None else redact(self.root)
 
-    def _probe_store(self, name: str) -> bytes:
-        store: Any = MemoryStore() if self.root.startswith("memory") else from_url(self.root)
-        obstore.put(store, name, _PROBE, mode="create")
+    def __repr__(self) -> str:
+        return f"Warehouse({redact(self.root)!r})"
+
+    @property
+    def bucket(self) -> str | None:
+        """The bucket in which it is, if it is in one."""
+        return urlsplit(self.root).netloc if self.root.startswith("s3://") else None
+
+    def _probe_bucket(self, name: str) -> bytes:
+        from lakebook.storage.s3 import S3Bucket  # Only who has a bucket needs what it is reached with.
+
+        place = S3Bucket(self.root, self.access)
+        place.put_new(name, _PROBE, True)
         try:
-            return bytes(obstore.get(store, name).bytes())
+            return place.read(name)
         finally:
-            obstore.delete(store, name)
+            place.delete([name], [])
 
     def check_writable(self) -> None:
         """Store a small object, read it back and remove it, or say why that cannot be done."""
         name = f".lakebook-probe-{uuid.uuid4().hex}"
         try:
-            found = _probe_folder(self.folder, name) if self.folder is not None else self._probe_store(name)
-        except (BaseError, OSError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            if self.folder is not None:
+                found = _probe_folder(self.folder, name)
+            else:
+                found = self._probe_bucket(name) if self.bucket is not None else _PROBE
+        except (LakebookError, OSError, ValueError) as error:
+            if isinstance(error, InvalidSetting):
+                raise
+            told = error.what if isinstance(error, LakebookError) else str(error).strip()
+            reason = told.splitlines()[0] if told else type(error).__name__
             raise WarehouseNotWritable(
                 f"it cannot be written ({reason[:200]})",
                 on=redact(self.root),

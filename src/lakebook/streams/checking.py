@@ -6,12 +6,13 @@ a sweep may have been at work between the two looks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow.compute as pc
 
 from lakebook.clock import to_ms
-from lakebook.errors import InvalidFile, LakebookError
+from lakebook.errors import InvalidFile, LakebookError, ObjectNotFound
 from lakebook.lake.checking import Checked
 from lakebook.lake.footer_store import read_footer
 from lakebook.lake.footers import upgraded
@@ -30,7 +31,8 @@ from lakebook.registry.segments import SegmentInfo
 from lakebook.registry.stream_checks import Finding
 from lakebook.registry.stream_folders import TOPICS, unknown_stream_paths
 from lakebook.registry.table_files import CHUNK, chunks
-from lakebook.storage.objects import Measured
+from lakebook.storage.answers import Measured
+from lakebook.storage.objects import WORKERS
 from lakebook.streams.segment_files import SegmentReader, check_offsets
 
 Progress = Callable[[str], None]
@@ -73,7 +75,7 @@ def _check_segments(lake: Lake, result: Checked) -> int:
 def _wrong_segments(
     lake: Lake, segments: list[SegmentInfo], footers: dict[str, StoredFooter]
 ) -> Iterator[tuple[SegmentInfo, Finding]]:
-    measured = _measured(lake, [segment.s3_key for segment in segments])
+    measured = _measured(lake, {segment.s3_key: segment.checksum for segment in segments})
     for segment in segments:
         found = measured[segment.s3_key]
         if isinstance(found, str):
@@ -90,19 +92,19 @@ def _wrong_segments(
             yield segment, Finding(check, segment.s3_key, f"its records cannot be read ({what})")
 
 
-def _measured(lake: Lake, paths: list[str]) -> dict[str, Measured | str]:
+def _measured(lake: Lake, recorded: Mapping[str, str | None]) -> dict[str, Measured | str]:
     """The sizes and checksums of files, or why they cannot be taken."""
-    found: dict[str, Measured | str] = {path: "it does not exist" for path in paths if lake.store.size(path) is None}
-    present = [path for path in paths if path not in found]
-    try:
-        return found | {item.path: item for item in lake.store.measure(present)}
-    except LakebookError:
-        for path in present:
-            try:
-                (found[path],) = lake.store.measure([path])
-            except LakebookError as error:
-                found[path] = f"it cannot be read ({error.what})"
-    return found
+
+    def measure(path: str) -> Measured | str:
+        try:
+            return lake.store.measure_as(path, recorded[path] or "")
+        except ObjectNotFound:
+            return "it does not exist"
+        except LakebookError as error:
+            return f"it cannot be read ({error.what})"
+
+    with ThreadPoolExecutor(WORKERS) as pool:
+        return dict(zip(recorded, pool.map(measure, recorded), strict=True))
 
 
 def _wrong_records(lake: Lake, segment: SegmentInfo, footers: dict[str, StoredFooter], size: int) -> Iterator[Finding]:

@@ -1,0 +1,415 @@
+"""A warehouse in a bucket of S3, or of a store that is spoken to in the same way.
+
+obstore reads, lists and stores what goes in one request: it is quick, and it can create an object only where none is.
+It knows nothing of uploads in parts that were left unfinished, nor what of a batch could not be deleted, nor the
+profiles of AWS: these go through boto3.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import Any, BinaryIO, TypeVar, cast
+from urllib.parse import urlsplit
+
+import obstore
+from obstore.exceptions import BaseError
+from obstore.store import S3Store
+
+from lakebook import failpoints
+from lakebook.config import redact
+from lakebook.errors import (
+    InvalidSetting,
+    LakebookError,
+    ObjectExists,
+    ObjectNotFound,
+    StorageRefused,
+    StorageUnavailable,
+)
+from lakebook.storage.access import S3Access
+from lakebook.storage.answers import Failures, Measured, Sink, reason_of, refused, typed, unavailable
+from lakebook.storage.bucket import DELETED_AT_ONCE, Bucket
+
+try:
+    import boto3
+    from boto3.session import Session
+    from botocore.config import Config
+    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
+    from obstore.auth.boto3 import Boto3CredentialProvider
+except ModuleNotFoundError:
+    raise InvalidSetting(
+        "a warehouse in a bucket needs boto3", on="warehouse", remedy="Install it with `pip install 'lakebook[s3]'`"
+    ) from None
+
+PART = 16 << 20
+_PARTS_AT_ONCE = 4
+_ATTEMPTS = 5
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+# What a write calls itself, so that it is known again when its answer was lost.
+_WRITE = "lakebook-write"
+_ETAG = "etag"
+
+_ABSENT = frozenset({"NoSuchKey", "NoSuchBucket", "NoSuchUpload", "404", "NotFound"})
+_THERE = frozenset({"PreconditionFailed", "412", "ConditionalRequestConflict"})
+_THROTTLED = frozenset({"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "RequestTimeout"})
+
+_Result = TypeVar("_Result")
+
+
+class S3Bucket(Bucket):
+    """The objects of a bucket below a prefix. What was stored is durable."""
+
+    def __init__(self, root: str, access: S3Access) -> None:
+        head = redact(root)
+        place = urlsplit(root)
+        self._bucket, self._prefix = place.netloc, place.path.strip("/")
+        if not self._bucket or "@" in self._bucket or place.query or place.fragment:
+            raise InvalidSetting("it names no bucket", on=head, remedy="Write s3://bucket/prefix")
+        found = access.resolved()
+        session = _session(found, head)
+        self._access = found.with_region(session.region_name)
+        try:
+            super().__init__(root, self._obstore(session, retried=True))
+            # A create that is tried again meets its own object if only the answer was lost: see `put_new`.
+            self._creating = self._obstore(session, retried=False)
+        except (BaseError, ValueError, TypeError) as error:
+            raise InvalidSetting(f"it cannot be used ({reason_of(error)})", on=head) from None
+        self._client = self._boto3(session)
+
+    def _obstore(self, session: Session, *, retried: bool) -> Any:
+        access = self._access
+        given: dict[str, Any] = {"region": access.region, "virtual_hosted_style_request": access.path_style == "no"}
+        if access.endpoint:
+            given["endpoint"] = access.endpoint if access.path_style == "yes" else self._own_endpoint()
+        if access.has_credentials:
+            given |= {"access_key_id": access.access_key_id, "secret_access_key": access.secret_access_key}
+            if access.session_token:
+                given["session_token"] = access.session_token
+        else:
+            given["credential_provider"] = Boto3CredentialProvider(session)
+        return S3Store(
+            self._bucket,
+            prefix=self._prefix or None,
+            client_options={
+                "allow_http": access.endpoint.startswith("http://"),
+                "timeout": timedelta(seconds=access.request_seconds),
+            },
+            retry_config={
+                "max_retries": _ATTEMPTS if retried else 0,
+                "retry_timeout": timedelta(seconds=access.retry_seconds),
+                "backoff": {
+                    "init_backoff": timedelta(seconds=_FIRST_PAUSE),
+                    "max_backoff": timedelta(seconds=_LONGEST_PAUSE),
+                    "base": 2,
+                },
+            },
+            **given,
+        )
+
+    def _own_endpoint(self) -> str:
+        scheme, _, host = self._access.endpoint.partition("://")
+        return f"{scheme}://{self._bucket}.{host}"
+
+    def _boto3(self, session: Session) -> Any:
+        access = self._access
+        return session.client(
+            "s3",
+            endpoint_url=access.endpoint or None,
+            region_name=access.region,
+            config=Config(
+                retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
+                connect_timeout=min(10.0, access.request_seconds),
+                read_timeout=access.request_seconds,
+                max_pool_connections=2 * _PARTS_AT_ONCE,
+                s3={"addressing_style": "path" if access.path_style == "yes" else "virtual"},
+                # Stores that are not AWS's often do not know the newer checksums.
+                request_checksum_calculation="when_required",
+                response_checksum_validation="when_required",
+            ),
+        )
+
+    def _key(self, path: str) -> str:
+        return f"{self._prefix}/{path}" if self._prefix else path
+
+    def _path(self, key: str) -> str:
+        return key[len(self._prefix) + 1 :] if self._prefix else key
+
+    # --- writing ---------------------------------------------------------------
+
+    def put_new(self, path: str, data: bytes, _durable: bool) -> None:
+        on, write = self._on(path), uuid.uuid4().hex
+
+        def put() -> None:
+            with typed(on):
+                obstore.put(self._creating, path, data, mode="create", attributes={_WRITE: write}, use_multipart=False)
+
+        for attempt, wait in enumerate(self._pauses()):
+            try:
+                return put()
+            except ObjectExists:
+                # It may be the attempt before this one whose answer did not come.
+                if attempt and self._is_write(path, write):
+                    return None
+                raise
+            except StorageUnavailable:
+                if wait is None:
+                    raise
+                time.sleep(wait)
+        return None
+
+    def _pauses(self) -> Iterator[float | None]:
+        """How long to wait after each attempt; none: that was the last one."""
+        until = time.monotonic() + self._access.retry_seconds
+        for attempt in range(_ATTEMPTS):
+            pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**attempt) * random.uniform(0.5, 1.5)  # noqa: S311 - no secret
+            over = attempt + 1 == _ATTEMPTS or time.monotonic() + pause > until
+            yield None if over else pause
+            if over:
+                return
+
+    def _is_write(self, path: str, write: str) -> bool:
+        with suppress(ObjectNotFound):
+            head = self._call(path, lambda: self._client.head_object(Bucket=self._bucket, Key=self._key(path)))
+            return bool(head.get("Metadata", {}).get(_WRITE) == write)
+        return False
+
+    @contextmanager
+    def create(self, path: str, durable: bool) -> Iterator[BinaryIO]:
+        upload = _Upload(self, path)
+        try:
+            with Sink(cast("BinaryIO", upload), self._on(path)) as sink:
+                yield cast("BinaryIO", sink)
+            failpoints.reach("object.written")
+            upload.finish(durable)
+        except BaseException:
+            upload.abandon()
+            raise
+
+    def begin_upload(self, path: str, write: str) -> str:
+        """Begin to upload an object in parts."""
+        begun = self._call(
+            path,
+            lambda: self._client.create_multipart_upload(
+                Bucket=self._bucket, Key=self._key(path), Metadata={_WRITE: write}
+            ),
+        )
+        return str(begun["UploadId"])
+
+    def upload_part(self, path: str, upload: str, number: int, data: bytes) -> dict[str, Any]:
+        """Upload one part, and what tells it when all are put together."""
+        stored = self._call(
+            path,
+            lambda: self._client.upload_part(
+                Bucket=self._bucket, Key=self._key(path), UploadId=upload, PartNumber=number, Body=data
+            ),
+        )
+        return {"PartNumber": number, "ETag": stored["ETag"]}
+
+    def finish_upload(self, path: str, upload: str, parts: Sequence[dict[str, Any]], write: str) -> None:
+        """Put the parts together, if there is no object yet."""
+        try:
+            self._call(
+                path,
+                lambda: self._client.complete_multipart_upload(
+                    Bucket=self._bucket,
+                    Key=self._key(path),
+                    UploadId=upload,
+                    MultipartUpload={"Parts": list(parts)},
+                    IfNoneMatch="*",
+                ),
+            )
+        except (ObjectExists, ObjectNotFound, StorageUnavailable):
+            # The answer to an attempt that went well may have been lost.
+            if not self._is_write(path, write):
+                raise
+
+    def abandon_upload(self, path: str, upload: str) -> None:
+        """End an upload, and have its parts deleted; one that is gone is fine."""
+        with suppress(ObjectNotFound):
+            self._call(
+                path,
+                lambda: self._client.abort_multipart_upload(Bucket=self._bucket, Key=self._key(path), UploadId=upload),
+            )
+
+    def end_uploads(self, prefix: str, before: datetime | None) -> int:
+        def pages() -> list[Any]:
+            below = f"{self._key(prefix)}/" if prefix else f"{self._prefix}/" if self._prefix else ""
+            paginator = self._client.get_paginator("list_multipart_uploads")
+            return [
+                found
+                for page in paginator.paginate(Bucket=self._bucket, Prefix=below)
+                for found in page.get("Uploads", ())
+            ]
+
+        ended = 0
+        for found in self._call(prefix, pages):
+            if before is None or found["Initiated"] < before:
+                self.abandon_upload(self._path(found["Key"]), found["UploadId"])
+                ended += 1
+        return ended
+
+    # --- reading ---------------------------------------------------------------
+
+    def measure(self, path: str) -> Measured:
+        with typed(self._on(path)):
+            found = obstore.head(self._store, path)
+        tag = found["e_tag"]
+        if not tag:
+            return super().measure(path)
+        return Measured(path, found["size"], f"{_ETAG}:{tag.strip(chr(34))}")
+
+    # --- deleting --------------------------------------------------------------
+
+    def delete(self, paths: Iterable[str], failures: Failures) -> None:
+        rest = iter(paths)
+        while batch := list(islice(rest, DELETED_AT_ONCE)):
+            self._delete_keys([self._key(path) for path in batch], failures)
+
+    def _delete_keys(self, keys: Sequence[str], failures: Failures) -> None:
+        wanted = {"Objects": [{"Key": key} for key in keys], "Quiet": True}
+        try:
+            answer = self._call(
+                self._path(keys[0]), lambda: self._client.delete_objects(Bucket=self._bucket, Delete=wanted)
+            )
+        except LakebookError as error:
+            failures.extend((self._path(key), error) for key in keys)
+            return
+        for kept in answer.get("Errors", ()):
+            if kept.get("Code") not in _ABSENT:
+                on = self._on(self._path(kept["Key"]))
+                failures.append(
+                    (self._path(kept["Key"]), _by_code(kept.get("Code", ""), 0, kept.get("Message", ""), on))
+                )
+
+    def delete_folder(self, prefix: str) -> int:
+        # Not by obstore's listing: it does not show the empty objects by which Hadoop marks a folder.
+        failures: Failures = []
+        count = 0
+        below = f"{self._key(prefix)}/"
+        paginator = self._client.get_paginator("list_objects_v2")
+        pages = iter(paginator.paginate(Bucket=self._bucket, Prefix=below))
+        while page := self._call(prefix, lambda: next(pages, None)):
+            keys = [found["Key"] for found in page.get("Contents", ())]
+            if keys:
+                self._delete_keys(keys, failures)
+                count += sum(not key.endswith("/") for key in keys)
+        for _, error in failures:
+            raise error
+        # What an executor was still storing when it died.
+        self.end_uploads(prefix, None)
+        return count
+
+    def _call(self, path: str, request: Callable[[], _Result]) -> _Result:
+        on = self._on(path)
+        try:
+            return request()
+        except ClientError as error:
+            told = error.response.get("Error", {})
+            status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+            raise _by_code(told.get("Code", ""), status, told.get("Message", ""), on) from None
+        except (NoCredentialsError, PartialCredentialsError) as error:
+            raise refused(error, on) from None
+        except (BotoCoreError, OSError) as error:
+            raise unavailable(error, on) from None
+
+
+def _session(access: S3Access, on: str) -> Session:
+    if access.has_credentials:
+        return boto3.Session(
+            aws_access_key_id=access.access_key_id,
+            aws_secret_access_key=access.secret_access_key,
+            aws_session_token=access.session_token or None,
+        )
+    try:
+        session = boto3.Session()
+        found = session.get_credentials()
+    except BotoCoreError as error:
+        raise InvalidSetting(f"no credentials can be had ({reason_of(error)})", on=on) from None
+    if found is None:
+        raise InvalidSetting(
+            "there are no credentials for it",
+            on=on,
+            remedy="Set s3_access_key_id and s3_secret_access_key, or what AWS looks at: AWS_ACCESS_KEY_ID, a profile",
+        )
+    return session
+
+
+def _by_code(code: str, status: int, message: str, on: str) -> LakebookError:
+    """What the store has answered, as an error of Lakebook."""
+    if code in _ABSENT or (status == 404 and not code):
+        return ObjectNotFound("there is no such object", on=on)
+    if code in _THERE:
+        return ObjectExists("the object is there already", on=on, remedy="Write to a new path")
+    told = OSError(f"{code or status}: {message.strip()}" if message else str(code or status))
+    if code in _THROTTLED or status == 429 or status >= 500 or code in ("InternalError", "ServiceUnavailable"):
+        return unavailable(told, on)
+    found: StorageRefused = refused(told, on)
+    return found
+
+
+class _Upload:
+    """An object on its way: in one request if it is small, else in parts while it is written."""
+
+    def __init__(self, bucket: S3Bucket, path: str) -> None:
+        self._bucket = bucket
+        self._path = path
+        self._write = uuid.uuid4().hex
+        self._waiting = bytearray()
+        self._upload: str | None = None
+        self._pool: ThreadPoolExecutor | None = None
+        self._sent: deque[Future[dict[str, Any]]] = deque()
+        self._parts: list[dict[str, Any]] = []
+        self._number = 0
+
+    def write(self, data: Any) -> int:
+        """Take some bytes; what fills a part is sent while the caller goes on."""
+        with memoryview(data) as view:
+            count = view.nbytes
+            self._waiting += view.cast("B") if view.nbytes else b""
+        while len(self._waiting) >= PART:
+            self._send(bytes(self._waiting[:PART]))
+            del self._waiting[:PART]
+        return count
+
+    def _send(self, data: bytes) -> None:
+        if self._upload is None:
+            self._upload = self._bucket.begin_upload(self._path, self._write)
+            self._pool = ThreadPoolExecutor(_PARTS_AT_ONCE, thread_name_prefix="lakebook-upload")
+        while len(self._sent) >= _PARTS_AT_ONCE:
+            self._parts.append(self._sent.popleft().result())
+        self._number += 1
+        assert self._pool is not None
+        self._sent.append(self._pool.submit(self._bucket.upload_part, self._path, self._upload, self._number, data))
+
+    def finish(self, durable: bool) -> None:
+        """Have the object appear."""
+        if self._upload is None:
+            self._bucket.put_new(self._path, bytes(self._waiting), durable)
+            return
+        if self._waiting:
+            self._send(bytes(self._waiting))
+            self._waiting.clear()
+        while self._sent:
+            self._parts.append(self._sent.popleft().result())
+        self._bucket.finish_upload(self._path, self._upload, self._parts, self._write)
+        self._end_pool()
+
+    def abandon(self) -> None:
+        """Leave nothing behind."""
+        self._end_pool()
+        if self._upload is not None:
+            with suppress(LakebookError):
+                self._bucket.abandon_upload(self._path, self._upload)
+
+    def _end_pool(self) -> None:
+        if self._pool is not None:
+            # Parts that still arrive after the end of an upload would stay.
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None
