@@ -12,16 +12,15 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from threading import Event, Thread
 from time import monotonic
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import duckdb
+import engines
 
 import lakebook
-from lakebook import Book, spark_session
+from lakebook import Book
 
 EVENTS, LOTS, PARTITIONS = 4_000, 6, 2
 SCHEMA = "id BIGINT NOT NULL, page STRING, at TIMESTAMP"
@@ -159,8 +158,7 @@ def compare(book: Book) -> None:
     loaded = book.catalog().load_table(("default", "clicks"))
     theirs = loaded.scan(selected_fields=("id",)).to_arrow()
     with duckdb.connect() as connection:
-        connection.execute("LOAD avro; LOAD iceberg")
-        path = unquote(urlsplit(table.metadata_location or "").path)
+        path = engines.readable(connection, book, table.metadata_location or "")
         found = connection.execute(f"SELECT count(*), count(DISTINCT id) FROM iceberg_scan('{path}')").fetchone()
     assert found is not None
     show(f"Lakebook {table.count()}, PyIceberg {theirs.num_rows}, DuckDB {found[0]} rows with {found[1]} different ids")
@@ -169,8 +167,8 @@ def compare(book: Book) -> None:
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder, lakebook.open(Path(folder) / "book", **SETTINGS) as book:
-        spark = spark_session(master="local[2]", **{"spark.log.level": "ERROR", "spark.sql.shuffle.partitions": "2"})
+    with tempfile.TemporaryDirectory() as folder, lakebook.open(engines.place(folder), **SETTINGS) as book:
+        spark = book.spark(spark_log_level="ERROR", spark_sql_shuffle_partitions="2")
         try:
             book.topics.create("clicks", PARTITIONS)
             book.pipelines.create(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import uuid
 from typing import Any
 
 import boto3
@@ -10,8 +10,6 @@ from botocore.config import Config
 from moto.server import ThreadedMotoServer
 
 KEY, SECRET, REGION = "lakebook-key", "lakebook-s3cret", "us-east-1"
-
-_numbers = itertools.count(1)
 
 
 class Buckets:
@@ -39,7 +37,7 @@ class Buckets:
         )
 
     def new_bucket(self) -> str:
-        name = f"lake-{next(_numbers)}"
+        name = f"lake-{uuid.uuid4().hex[:12]}"
         self.client.create_bucket(Bucket=name)
         return name
 

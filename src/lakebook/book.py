@@ -182,16 +182,20 @@ class Book:
         return catalog_of(self.lake, name)
 
     def spark(
-        self, *, iceberg: bool = False, catalog: str = "lakebook", master: str = "local[*]", **settings: str
+        self, *, iceberg: bool = False, catalog: str = "lakebook", master: str | None = None, **settings: str
     ) -> SparkSession:
         """A Spark session; with `iceberg`, one in which this book is a catalog of that name.
 
-        Spark reaches the book through an endpoint on loopback, which ends with the session or with the book.
+        Its master is the one of the book's settings, unless another is given. Spark reaches the book through an
+        endpoint on loopback, which ends with the session or with the book.
         """
+        from lakebook.spark.buckets import with_packages
         from lakebook.spark.session import session_with_catalog, spark_session
 
         check_name("catalog", catalog)
-        session = spark_session(master=master, **settings)
+        if self.warehouse.bucket is not None:
+            settings = with_packages({key.replace("_", "."): value for key, value in settings.items()})
+        session = spark_session(master=master or self.settings.spark_master, **settings)
         if not iceberg:
             return session
         from lakebook.server.endpoint import RestEndpoint
@@ -200,7 +204,7 @@ class Book:
         endpoint.start()
         self._endpoints.append(endpoint)
         try:
-            own = session_with_catalog(session, catalog, endpoint.uri, endpoint.token)
+            own = session_with_catalog(session, catalog, endpoint.uri, endpoint.token, self.warehouse)
         except BaseException:
             self._end(endpoint)
             raise
@@ -377,18 +381,18 @@ class Book:
 
     @contextmanager
     def running(
-        self, *, spark: SparkSession | str | None = "local[*]", components: Sequence[str] | None = None
+        self, *, spark: SparkSession | str | None = "", components: Sequence[str] | None = None
     ) -> Iterator[Upkeep]:
         """Look after all tables while the block runs: publish, tag, expire, compact, clean up.
 
-        Compactions run on the given Spark session, or on one that is started at that master when the first
-        of them is due; with none, files stay as they are. If another process does this work already, this
-        one waits and takes over when the other ends.
+        Compactions run on the given Spark session, or on one that is started at that master ("": that of the book's
+        settings) when the first of them is due; with none, files stay as they are. If another process does this work
+        already, this one waits and takes over when the other ends.
         """
         from lakebook.components.names import COMPONENTS
         from lakebook.components.upkeep import Upkeep
 
-        with _session_for(spark) as session:
+        with self._session_for(spark) as session:
             upkeep = Upkeep(self.lake, session, COMPONENTS if components is None else components)
             upkeep.start()
             try:
@@ -402,15 +406,36 @@ class Book:
         *,
         table: str | None = None,
         namespace: str | None = None,
-        spark: SparkSession | str | None = "local[*]",
+        spark: SparkSession | str | None = "",
         progress: Callable[[str], None] = lambda step: None,
     ) -> Mapping[str, Mapping[str, Any]]:
         """Run one round of the components here and now, for all tables or for one; what each has done."""
         from lakebook.components.rounds import run_round
 
         record = None if table is None else self.table(table, namespace=namespace).record
-        with _session_for(spark) as session:
+        with self._session_for(spark) as session:
             return run_round(self.lake, components, record, session, progress)
+
+    @contextmanager
+    def _session_for(self, spark: SparkSession | str | None) -> Iterator[Callable[[], SparkSession] | None]:
+        """What gives the session to work on, made when it is first asked for; one that was made is stopped."""
+        if spark is None or not isinstance(spark, str):
+            yield None if spark is None else lambda: spark
+            return
+        made: list[SparkSession] = []
+        making = threading.Lock()
+
+        def session() -> SparkSession:
+            with making:
+                if not made:
+                    made.append(self.spark(master=spark))
+                return made[0]
+
+        try:
+            yield session
+        finally:
+            for item in made:
+                item.stop()
 
     def overview(self) -> Overview:
         """How the upkeep of the book stands: who does it, what waits, what fails, what is paused."""
@@ -529,30 +554,6 @@ class Book:
         assert identity is not None
         self.identity = identity
         return epoch
-
-
-@contextmanager
-def _session_for(spark: SparkSession | str | None) -> Iterator[Callable[[], SparkSession] | None]:
-    """What gives the session to work on, made when it is first asked for; one that was made is stopped."""
-    if spark is None or not isinstance(spark, str):
-        yield None if spark is None else lambda: spark
-        return
-    made: list[SparkSession] = []
-    making = threading.Lock()
-
-    def session() -> SparkSession:
-        from lakebook.spark.session import spark_session
-
-        with making:
-            if not made:
-                made.append(spark_session(master=spark))
-            return made[0]
-
-    try:
-        yield session
-    finally:
-        for item in made:
-            item.stop()
 
 
 def open_book(

@@ -339,7 +339,7 @@ def test_the_token_is_shown_to_nobody_and_a_wrong_one_is_refused(
     assert [value for value in everything if endpoint.token in value] == []
     # No other session of the same Spark has it.
     assert [key for key, _ in shown_settings(spark) if "catalog.lakebook" in key] == []
-    wrong = session_with_catalog(spark, "lakebook", endpoint.uri, "wrong")
+    wrong = session_with_catalog(spark, "lakebook", endpoint.uri, "wrong", book.warehouse)
     with pytest.raises(REFUSED, match=r"(?i)not ?authorized|401"):
         wrong.sql("SHOW NAMESPACES IN lakebook").collect()
 

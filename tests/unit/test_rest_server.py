@@ -10,11 +10,11 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import quote, urlsplit
 
 import pyarrow as pa
@@ -70,6 +70,7 @@ ROWS = pa.table(
 class StandIn(SqlCatalog):
     """PyIceberg's catalog over a database of its own, with what a served catalog has beyond it."""
 
+    told_io: ClassVar[Mapping[str, str]] = {"s3.region": "eu-north-1"}
     # What the next calls run into: before they have done their work, or after it.
     fails_before: Exception | None = None
     fails_after: Exception | None = None

@@ -1105,14 +1105,15 @@ def test_credentials_come_from_a_profile_too(
         ("s3://bucket/lake", {"secret_access_key": ""}),
     ],
 )
-def test_a_bucket_that_cannot_be_reached_is_refused(root: str, access: dict[str, str]) -> None:
+def test_a_bucket_that_cannot_be_reached_is_refused(root: str, access: dict[str, Any]) -> None:
     with pytest.raises(InvalidSetting) as caught:
-        ObjectStore(Warehouse(root, access=S3Access(**{"access_key_id": "k", "secret_access_key": "s"} | access)))
+        ObjectStore(Warehouse(root, access=S3Access(**{"access_key_id": "k", "secret_access_key": "s", **access})))
     assert "s3cret" not in str(caught.value)
 
 
 def test_secrets_of_a_bucket_are_shown_nowhere(buckets: Buckets, bucket: str) -> None:
-    settings = Settings(**{**buckets.settings, "s3_session_token": "t0ken"})
+    given: dict[str, Any] = {**buckets.settings, "s3_session_token": "t0ken"}
+    settings = Settings(**given)
     warehouse = in_bucket(buckets, bucket, s3_session_token="t0ken")
     for text in (repr(settings), repr(warehouse), repr(warehouse.access), str(settings.redacted())):
         assert SECRET not in text

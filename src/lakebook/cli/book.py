@@ -62,7 +62,7 @@ def verify(context: click.Context, no_files: bool, on_spark: bool, spark_log: bo
     assert place is not None
     with place.open() as book:
         if on_spark:
-            with spark_started(show_log=spark_log) as spark:
+            with spark_started(book, show_log=spark_log) as spark:
                 found = _verified(book, files=True, spark=spark)
         else:
             found = _verified(book, files=not no_files, spark=None)

@@ -136,7 +136,7 @@ def _print_work(found: Iterable[Work]) -> None:
 @click.argument("components", type=click.Choice(COMPONENTS), nargs=-1)
 @_table
 @namespace_option
-@click.option("--spark-master", default="local[*]", show_default=True, help="The Spark master to compact on.")
+@click.option("--spark-master", default="", help="The Spark master to compact on, else the setting's.")
 @click.option("--no-spark", is_flag=True, help="Compact nothing: do not start Spark.")
 @json_option
 @click.pass_context

@@ -116,7 +116,7 @@ def create(
         if no_check:
             pipeline = book.pipelines.create(name, schema=schema, **given)
         else:
-            with spark_started(show_log=spark_log) as spark, working("trying the transformation"):
+            with spark_started(book, show_log=spark_log) as spark, working("trying the transformation"):
                 pipeline = book.pipelines.create(name, schema=schema, spark=spark, **given)
         described = pipeline.describe()
     if as_json:
@@ -223,7 +223,7 @@ def apply(place: Place, no_check: bool, spark_log: bool, as_json: bool) -> None:
         if missing and no_check:
             book.pipelines.apply(declared)
         elif missing:
-            with spark_started(show_log=spark_log) as spark, working("trying the transformations"):
+            with spark_started(book, show_log=spark_log) as spark, working("trying the transformations"):
                 book.pipelines.apply(declared, spark=spark)
     if as_json:
         print_json({"created": missing, "unchanged": [name for name in declared if name in known]})
@@ -345,7 +345,7 @@ def run(
     """
     with place.open() as book:
         pipeline = book.pipelines[name]
-        with spark_started(show_log=spark_log) as spark, Interrupts() as interrupts:
+        with spark_started(book, show_log=spark_log) as spark, Interrupts() as interrupts:
             if follow:
                 _follow(pipeline, spark, interrupts, interval, records, as_json=as_json)
                 return
@@ -461,7 +461,7 @@ def backfill(
     first, last = _place(start), None if end is None else _place(end)
     with place.open() as book:
         pipeline = book.pipelines[name]
-        with spark_started(show_log=spark_log) as spark, working("backfilling"):
+        with spark_started(book, show_log=spark_log) as spark, working("backfilling"):
             report = pipeline.backfill(spark, topic=topic, start=first, end=last)
     if as_json:
         print_json(report)

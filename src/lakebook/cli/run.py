@@ -29,9 +29,8 @@ _WAITING = ("waiting", "waiting: another process does the work")
 )
 @click.option(
     "--spark-master",
-    default="local[*]",
-    show_default=True,
-    help="The Spark master that compactions run on. Spark is started when the first one is due.",
+    default="",
+    help="The Spark master that compactions run on, else the setting's. Spark is started when the first one is due.",
 )
 @click.option("--no-spark", is_flag=True, help="Compact nothing: do not start Spark.")
 @click.option(

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
+from lakebook.book import Book
 from lakebook.cli.output import working
 from lakebook.errors import SparkUnsuitable
 
@@ -22,14 +23,14 @@ _COMPLAINT = re.compile(r"exception|error|no such file|is not set", re.IGNORECAS
 
 
 @contextmanager
-def spark_started(*, show_log: bool) -> Iterator[Any]:
-    """A Spark session for one command; one that is active already is used, and left as it is."""
+def spark_started(book: Book, *, show_log: bool) -> Iterator[Any]:
+    """A Spark session for one command on a book; one that is active already is used, and left as it is."""
     session = _active()
     if session is not None:
         yield session
         return
     with _messages(shown=show_log):
-        session = _start(show_log=show_log)
+        session = _start(book, show_log=show_log)
         try:
             yield session
         finally:
@@ -54,14 +55,14 @@ def _active() -> Any:
     return None if loaded is None else loaded.SparkSession.getActiveSession()
 
 
-def _start(*, show_log: bool) -> Any:
-    from lakebook.spark.session import reason_of, spark_session
+def _start(book: Book, *, show_log: bool) -> Any:
+    from lakebook.spark.session import reason_of
 
     handler = signal.getsignal(signal.SIGINT)
     with tempfile.TemporaryFile() as log:
         try:
             with _output_of_java(None if show_log else log):
-                session = spark_session()
+                session = book.spark()
             if threading.current_thread() is threading.main_thread():
                 # PySpark's own handler talks to Java from inside an interrupted talk, which fails.
                 signal.signal(signal.SIGINT, handler)

@@ -32,7 +32,7 @@ def sql(place: Place, query: str, as_json: bool, form: str, limit: int, material
         if counted is not None:
             _print(["count(1)"], [{"count(1)": counted}], form)
             return
-        with spark_started(show_log=spark_log) as spark, working("running the query"):
+        with spark_started(book, show_log=spark_log) as spark, working("running the query"):
             from lakebook.cli.rows import plain_rows
 
             found = book.sql(spark, query, materialize=materialize).limit(limit + 1).toArrow()

@@ -417,7 +417,7 @@ def insert(
     with place.open() as book:
         # Looked up before Spark is started, which takes a while.
         table = book.table(name, namespace=namespace)
-        with spark_started(show_log=spark_log) as spark, working("inserting"):
+        with spark_started(book, show_log=spark_log) as spark, working("inserting"):
             if file_format == "json":
                 report = table.insert_json(spark, *paths, unknown="ignore" if ignore_unknown else "error")
             else:
@@ -471,7 +471,7 @@ def delete_rows(place: Place, name: str, where: str, namespace: str | None, spar
             with working("deleting"):
                 report = table.delete(where)
         except SparkUnsuitable:
-            with spark_started(show_log=spark_log) as spark, working("rewriting"):
+            with spark_started(book, show_log=spark_log) as spark, working("rewriting"):
                 report = table.delete(where, spark=spark)
     deleted = report.removed_rows - report.rows
     if as_json:

@@ -268,7 +268,7 @@ def _on_spark(place: Place, name: str, spark_log: bool) -> Iterator[tuple[Book, 
     """A book, a view of it and a Spark session; a view that is not there starts no Spark."""
     with place.open() as book:
         view = book.views.get(name)
-        with spark_started(show_log=spark_log) as spark:
+        with spark_started(book, show_log=spark_log) as spark:
             yield book, view, spark
 
 

@@ -79,6 +79,8 @@ class LakeParts(Protocol):
     registry: Registry
     publisher: Publisher
     committer: Committer
+    own_io: Mapping[str, str]
+    told_io: Mapping[str, str]
 
     def settle_debts_of(self, table: TableRecord) -> None:
         """Take the footers of files that an outside engine has just brought, soon."""
@@ -111,6 +113,11 @@ class LakebookCatalog(MetastoreCatalog):
         opened: LakebookCatalog = self._book.catalog(self.name)
         return opened._lake
 
+    @property
+    def told_io(self) -> Mapping[str, str]:
+        """What engines elsewhere have to know to open the files; credentials are their own."""
+        return self._lake.told_io
+
     def close(self) -> None:
         """Close the book, if this catalog has opened it."""
         if self._book is not None:
@@ -136,7 +143,7 @@ class LakebookCatalog(MetastoreCatalog):
         if location.startswith("memory:"):
             # Only this process can see it; PyIceberg then reads metadata, and no rows.
             return self._lake.publisher.io
-        return load_file_io(self.properties, location)
+        return load_file_io({**self._lake.own_io, **self.properties}, location)
 
     def load_table(self, identifier: str | Identifier) -> Table:
         """A table, with every version that was acknowledged before."""

@@ -18,6 +18,11 @@ class CatalogParts:
         self._lake = lake
         self.registry = lake.registry
         self.publisher = lake.publisher
+        warehouse = lake.store.warehouse
+        in_bucket = warehouse.bucket is not None
+        #: How engines of this process open the files, and what others are told of it.
+        self.own_io: Mapping[str, str] = warehouse.access.iceberg_properties(credentials=True) if in_bucket else {}
+        self.told_io: Mapping[str, str] = warehouse.access.iceberg_properties(credentials=False) if in_bucket else {}
         self.committer = Committer(lake.publisher, self._check)
 
     def _check(self, properties: Mapping[str, str]) -> None:

@@ -163,7 +163,7 @@ def insert_data(
     """Write the rows of a frame into the attempt's folder, and measure the files."""
     shape = lake.shape_of(table, table.schema_version if schema_version is None else schema_version)
     check_reachable(lake)
-    shaped = check_frame(table, shape, frame)
+    shaped = check_frame(lake, table, shape, frame)
     files = FORMATS[table.format].write(lake, attempt, shape, shaped, steps)
     if not files:
         # Its folder may be there still, with nothing in it.
@@ -171,7 +171,7 @@ def insert_data(
     return files
 
 
-def check_frame(table: TableRecord, shape: TableShape, frame: DataFrame) -> DataFrame:
+def check_frame(lake: Lake, table: TableRecord, shape: TableShape, frame: DataFrame) -> DataFrame:
     """A frame with the columns of the table, or an error that says what does not fit."""
     if not hasattr(frame, "sparkSession"):
         raise InvalidInput(
@@ -180,7 +180,7 @@ def check_frame(table: TableRecord, shape: TableShape, frame: DataFrame) -> Data
             remedy="Use insert_arrow for an Arrow table",
         )
     check_writable_from(as_spark_has(shape.schema), schema_from(frame))
-    check_session(frames.session_of(frame))
+    check_session(frames.session_of(frame), lake.store.warehouse)
     return frames.shaped(frame, spark_type(shape.schema))
 
 

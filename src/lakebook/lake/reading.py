@@ -45,7 +45,7 @@ def check_columns(columns: Sequence[str] | None, plan: Plan) -> None:
 def read_frame(spark: SparkSession, plan: Plan, lease: Lease, columns: Sequence[str] | None = None) -> DataFrame:
     """A DataFrame over exactly the files of a plan, right by field id at every depth, without deleted rows."""
     check_columns(columns, plan)
-    check_session(spark)
+    check_session(spark, plan.lake.store.warehouse)
     lease.check()
     check_reachable(plan.lake)
     try:

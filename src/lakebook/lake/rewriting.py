@@ -98,7 +98,7 @@ class Replaced:
     def with_rest(self, frame: DataFrame) -> tuple[DataFrame, DataFrame | None]:
         """New rows with those that stay of the files that end; and the latter alone."""
         # Judged by itself: beside the rows that stay, its types would be brought into theirs.
-        shaped = check_frame(self.plan.table, self.plan.shape, frame)
+        shaped = check_frame(self.plan.lake, self.plan.table, self.plan.shape, frame)
         rest = _remaining(frames.session_of(frame), self.plan, self.partly, self.lease)
         return (shaped if rest is None else frames.union([shaped, rest])), rest
 

@@ -39,7 +39,7 @@ def insert_json(
         )
     schema = spark_type(lake.shape_of(table, table.schema_version).schema)
     read = frames.read_known_json if unknown == REFUSED else frames.read_json
-    frame = _read(table, spark, paths, lambda found: read(spark, found, schema))
+    frame = _read(lake, table, spark, paths, lambda found: read(spark, found, schema))
     try:
         return insert_frame(lake, table, frame, properties)
     except InsertFailed as failed:
@@ -57,16 +57,16 @@ def insert_parquet(
     lake: Lake, table: TableRecord, spark: SparkSession, paths: Sequence[str], properties: Mapping[str, str] | None
 ) -> InsertReport:
     """Insert the rows of files or folders of Parquet."""
-    frame = _read(table, spark, paths, lambda found: frames.read_parquet(spark, found))
+    frame = _read(lake, table, spark, paths, lambda found: frames.read_parquet(spark, found))
     return insert_frame(lake, table, frame, properties)
 
 
 def _read(
-    table: TableRecord, spark: SparkSession, paths: Sequence[str], read: Callable[[list[str]], DataFrame]
+    lake: Lake, table: TableRecord, spark: SparkSession, paths: Sequence[str], read: Callable[[list[str]], DataFrame]
 ) -> DataFrame:
     if not paths or any(not isinstance(path, str) or not path for path in paths):
         raise InvalidInput(f"{shown(paths)} names no files", on=table.shown, remedy="Give paths of files or folders")
-    check_session(spark)
+    check_session(spark, lake.store.warehouse)
     try:
         return read(list(paths))
     except Exception as error:

@@ -36,7 +36,7 @@ class Sources:
 
     def read(self, spark: SparkSession, ranges: Iterable[SourceRange], held: ExitStack) -> tuple[DataFrame, int]:
         """The records of some ranges, and how many there have to be."""
-        check_spark(spark)
+        check_spark(spark, self._lake.store.warehouse)
         check_reachable(self._lake)
         wanted = list(ranges)
         if wanted[0].kind == TOPIC:

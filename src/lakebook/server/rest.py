@@ -54,6 +54,10 @@ Change = tuple[Identifier, Sequence[TableRequirement], Sequence[TableUpdate]]
 class ServedCatalog(Protocol):
     """What the routes need of a catalog: PyIceberg's own methods, staged creates, and commits by name."""
 
+    @property
+    def told_io(self) -> Mapping[str, str]:
+        """What clients have to know to open the files."""
+
     def list_namespaces(self, namespace: Identifier, /) -> list[Identifier]:
         """The namespaces, or those below one."""
 
@@ -192,7 +196,7 @@ class Routes:
     def config(self, _call: Call) -> Answer:
         """What a client has to know first. There is one warehouse, so it does not matter which it asks for."""
         endpoints = [f"{method} /v1/{{prefix}}{path}" for method, path, _ in self.served()]
-        return {"defaults": {}, "overrides": _OVERRIDES, "endpoints": endpoints}
+        return {"defaults": dict(self._catalog.told_io), "overrides": _OVERRIDES, "endpoints": endpoints}
 
     # --- namespaces ------------------------------------------------------------
 

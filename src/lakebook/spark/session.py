@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from lakebook.errors import SparkUnsuitable
+from lakebook.spark import buckets
+from lakebook.storage.warehouse import Warehouse
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
 ICEBERG_RUNTIME = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
 
 _SETTINGS = {
-    "spark.jars.packages": ICEBERG_RUNTIME,
     "spark.sql.session.timeZone": "UTC",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -26,6 +27,8 @@ _SETTINGS = {
     # For what Spark's own SQL has no words for: branches, tags, partition fields. It can be set only at the start.
     "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
 }
+#: The master, unless another is named.
+_HERE = "local[*]"
 _CATALOG = "org.apache.iceberg.spark.SparkCatalog"
 _PYTHON_ERROR = re.compile(r"[A-Za-z_][\w.]*: ")
 # What an address may carry that is nobody's business: a password, or a token among its parameters.
@@ -33,25 +36,35 @@ _SECRETS = re.compile(r"(?<=://)[^/\s@]+(?=@)|(?<=[?&])[^\s&)\]]+=[^\s&)\]]*")
 _ICEBERG_SOURCE = "org.apache.iceberg.spark.source.IcebergSource"
 
 
-def spark_session(app: str = "lakebook", *, master: str = "local[*]", **settings: str) -> SparkSession:
+def spark_session(app: str = "lakebook", *, master: str | None = None, **settings: str) -> SparkSession:
     """A Spark session with Iceberg's runtime, in UTC; `settings` are Spark's own, with `_` for `.`.
 
-    An active session is used as it is. Names with other characters can be given as
-    `**{"spark.sql.shuffle.partitions": "8"}`.
+    The master is what `LAKEBOOK_SPARK_MASTER` says, or all cores of this machine, unless it is given. It can open a
+    bucket if `LAKEBOOK_WAREHOUSE` names one; `book.spark()` knows whether its book needs that. An active session is
+    used as it is. Names with other characters can be given as `**{"spark.sql.shuffle.partitions": "8"}`. On a
+    cluster, Lakebook's own modules are sent to the executors.
     """
     from pyspark.sql import SparkSession
 
+    from lakebook.spark.shipping import ship
+
     # Workers have to be of this Python, whatever a shell would find first.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.appName(app).master(master)
-    for name, value in (_SETTINGS | {key.replace("_", "."): value for key, value in settings.items()}).items():
+    builder = SparkSession.builder.appName(app).master(master or os.environ.get("LAKEBOOK_SPARK_MASTER") or _HERE)
+    given = {key.replace("_", "."): value for key, value in settings.items()}
+    if os.environ.get("LAKEBOOK_WAREHOUSE", "").startswith("s3://"):
+        given = buckets.with_packages(given)
+    given = buckets.joined(given, "spark.jars.packages", ICEBERG_RUNTIME)
+    for name, value in (_SETTINGS | given).items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    session: SparkSession = builder.getOrCreate()
+    ship(session)
+    return session
 
 
-def session_with_catalog(spark: SparkSession, name: str, uri: str, token: str) -> SparkSession:
+def session_with_catalog(spark: SparkSession, name: str, uri: str, token: str, warehouse: Warehouse) -> SparkSession:
     """A session of the same Spark in which an Iceberg REST catalog is known by a name."""
-    check_session(spark)
+    check_session(spark, warehouse)
     if not hasattr(spark, "newSession"):
         raise SparkUnsuitable(
             "a client of Spark Connect cannot have a session of its own for the catalog",
@@ -68,23 +81,30 @@ def session_with_catalog(spark: SparkSession, name: str, uri: str, token: str) -
         ".cache-enabled": "false",
         ".rest-metrics-reporting-enabled": "false",
     }
+    if warehouse.bucket is not None:
+        # Iceberg's own way to S3 would need another library, and credentials of its own.
+        settings[".io-impl"] = "org.apache.iceberg.hadoop.HadoopFileIO"
     for key, value in settings.items():
         own.conf.set(f"spark.sql.catalog.{name}{key}", value)
     own.conf.set("spark.sql.session.timeZone", "UTC")
     return own
 
 
-def check_spark(spark: Any) -> Any:
-    """Refuse what is no Spark session, or was stopped; its JVM, which a client of Spark Connect has not."""
+def check_spark(spark: Any, warehouse: Warehouse) -> Any:
+    """Refuse what is no Spark session, or was stopped; its JVM, which a client of Spark Connect has not.
+
+    The session can open the warehouse afterwards.
+    """
     jvm = getattr(spark, "_jvm", None)
     if jvm is None and (hasattr(spark, "sparkContext") or not hasattr(spark, "read")):
         raise SparkUnsuitable("it is not a Spark session, or it has been stopped", on="Spark")
+    buckets.reach(spark, warehouse)
     return jvm
 
 
-def check_session(spark: Any) -> None:
-    """Refuse a session in which Iceberg's runtime cannot be loaded."""
-    jvm = check_spark(spark)
+def check_session(spark: Any, warehouse: Warehouse) -> None:
+    """Refuse a session in which Iceberg's runtime cannot be loaded; it can open the warehouse afterwards."""
+    jvm = check_spark(spark, warehouse)
     found = (
         _server_has_iceberg(spark) if jvm is None else jvm.org.apache.spark.util.Utils.classIsLoadable(_ICEBERG_SOURCE)
     )

@@ -61,6 +61,19 @@ class S3Access:
         by_path = ("yes" if endpoint else "no") if self.path_style == "auto" else self.path_style
         return replace(self, endpoint=endpoint.rstrip("/"), region=region, path_style=by_path)
 
+    def iceberg_properties(self, *, credentials: bool) -> dict[str, str]:
+        """The same in the words of Iceberg's engines; credentials are only for those of this process."""
+        found = self.resolved()
+        told = {"s3.endpoint": found.endpoint, "s3.region": found.region, "client.region": found.region}
+        told["s3.path-style-access"] = "true" if found.path_style == "yes" else ""
+        if credentials:
+            told |= {
+                "s3.access-key-id": found.access_key_id,
+                "s3.secret-access-key": found.secret_access_key,
+                "s3.session-token": found.session_token,
+            }
+        return {name: value for name, value in told.items() if value}
+
     def with_region(self, found: str | None) -> S3Access:
         """The same with a region: the one it has, else the one that was found, else the usual one."""
         return replace(self, region=self.region or found or _REGION)

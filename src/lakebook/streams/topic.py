@@ -116,7 +116,7 @@ class Topic:
         `start` and `end` are each 'earliest', 'latest', an offset, or a time, for all partitions or as a
         mapping for some. The end itself is not read.
         """
-        check_spark(spark)
+        check_spark(spark, self._lake.store.warehouse)
         check_reachable(self._lake)
         pin = Pin(self._lake)
         try:

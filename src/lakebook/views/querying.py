@@ -60,7 +60,7 @@ class Queries:
 
     def sql(self, spark: SparkSession, sql: str, *, materialize: bool = False) -> DataFrame:
         """The rows of a query; what it reads is pinned until the book is closed."""
-        check_spark(spark)
+        check_spark(spark, self._lake.store.warehouse)
         query = parse_query(sql)
         # In another zone, a time without one is another time.
         comparisons = query.comparisons if queries.is_utc(spark) else ()

@@ -115,7 +115,7 @@ def opened(
     lake: Lake, metadata: MetadataStore, spark: SparkSession, view: ViewRecord, begin: int, end: int
 ) -> Iterator[OpenSources]:
     """Pin all sources of a view, and have their rows of a range as frames."""
-    check_spark(spark)
+    check_spark(spark, lake.store.warehouse)
     check_reachable(lake)
     first, last = to_datetime(begin), to_datetime(end)
     frames: dict[str, DataFrame] = {}

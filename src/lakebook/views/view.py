@@ -210,7 +210,7 @@ class View:
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> Materialized:
         """Build planned ranges of instances; one that fails stops no other."""
-        check_spark(spark)
+        check_spark(spark, self._lake.store.warehouse)
         if isinstance(parallel, bool) or not isinstance(parallel, int) or not 1 <= parallel <= 64:
             raise InvalidInput(f"{shown(parallel)} ranges cannot be built at once", on=view.shown, remedy="Use 1 to 64")
         done = Materialized(view.name)
@@ -255,7 +255,7 @@ class View:
         No row is read from the sources, and readers see the same rows before and after.
         """
         check_interval(into)
-        check_spark(spark)
+        check_spark(spark, self._lake.store.warehouse)
         view = self.record
         found: list[Built] = []
         for name in view.definition["instances"] if instance is None else [instance]:
@@ -334,7 +334,7 @@ class View:
         instance: str = GLOBAL,
     ) -> DataFrame:
         """The rows as a Spark DataFrame, all or those of some time. They are pinned until the book is closed."""
-        check_spark(spark)
+        check_spark(spark, self._lake.store.warehouse)
         chosen = reading.select(self._lake, self.record, instance, check_span(begin, end))
         try:
             frame = chosen.frame(spark, columns)
