@@ -19,6 +19,7 @@ POINTS = (
     "transaction.after_commit",
     "commit.opened",
     "object.written",
+    "upload.finishing",
     "append.claimed",
     "produce.stamped",
     "produce.stored",

@@ -95,10 +95,15 @@ def check_spark(spark: Any, warehouse: Warehouse) -> Any:
 
     The session can open the warehouse afterwards.
     """
+    jvm = _jvm_of(spark)
+    buckets.reach(spark, warehouse)
+    return jvm
+
+
+def _jvm_of(spark: Any) -> Any:
     jvm = getattr(spark, "_jvm", None)
     if jvm is None and (hasattr(spark, "sparkContext") or not hasattr(spark, "read")):
         raise SparkUnsuitable("it is not a Spark session, or it has been stopped", on="Spark")
-    buckets.reach(spark, warehouse)
     return jvm
 
 
@@ -123,7 +128,7 @@ def active(spark: SparkSession) -> Iterator[None]:
     Iceberg writes in the active session of the thread, not in that of the frame; in a thread that is not the one in
     which the session was made, there is none, and its first write would find no catalog.
     """
-    jvm = check_spark(spark)
+    jvm = _jvm_of(spark)
     if jvm is None:
         yield  # On the server of a client, every thread that works for it has its session.
         return

@@ -9,8 +9,6 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import lakebook
-
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -33,7 +31,7 @@ def ship(spark: SparkSession) -> None:
 
 
 def _packed(file: Path) -> Path:
-    sources = Path(lakebook.__file__).parent.parent
+    sources = Path(__file__).parents[2]
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as packed:
         for package in _PACKAGES:
             for source in sorted((sources / package).rglob("*.py")):

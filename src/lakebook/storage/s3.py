@@ -186,7 +186,7 @@ class S3Bucket(Bucket):
         try:
             with Sink(cast("BinaryIO", upload), self._on(path)) as sink:
                 yield cast("BinaryIO", sink)
-            failpoints.reach("object.written")
+            failpoints.reach("upload.finishing")
             upload.finish(durable)
         except BaseException:
             upload.abandon()
