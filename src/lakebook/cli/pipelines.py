@@ -198,7 +198,7 @@ def alter(
         if no_check:
             described = book.pipelines.alter(name, **given).describe()
         else:
-            with spark_started(show_log=spark_log) as spark, working("trying the transformation"):
+            with spark_started(book, show_log=spark_log) as spark, working("trying the transformation"):
                 described = book.pipelines.alter(name, spark=spark, **given).describe()
     if as_json:
         print_json(described)

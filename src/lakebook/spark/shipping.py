@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 import shutil
 import tempfile
 import zipfile
@@ -28,6 +29,8 @@ def ship(spark: SparkSession) -> None:
     folder = Path(tempfile.mkdtemp(prefix="lakebook-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     context.addPyFile(str(_packed(folder / _MARK)))
+    # A data source that Spark finds by itself is run without what was sent; one that is registered, with it.
+    spark.dataSource.register(importlib.import_module("pyspark_lakebook").DefaultSource)
 
 
 def _packed(file: Path) -> Path:
