@@ -175,6 +175,13 @@ class Settings:
     maintenance_interval: float = _setting(
         60.0, "Seconds between two rounds of the janitor and of the snapshotter.", least=0.05
     )
+    checkpoint_interval: float = _setting(
+        300.0,
+        "Seconds between two checkpoints that the janitor writes into the warehouse, where something has changed:"
+        " what `lakebook rebuild` begins from. 0: none is written.",
+        least=0,
+    )
+    checkpoints_kept: int = _setting(3, "Checkpoints that are kept in the warehouse, the newest ones.", least=1)
     maintenance_kept: float = _setting(
         604_800.0, "Seconds for which the history of maintenance and finished updates is kept.", least=0
     )

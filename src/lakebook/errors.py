@@ -35,6 +35,7 @@
         │   ├── InvalidPartitioning
         │   ├── PathOutsideWarehouse
         │   ├── InvalidMetadata
+        │   ├── InvalidCheckpoint
         │   ├── NotAccepted
         │   ├── ReadOnlyTable
         │   ├── InvalidPipeline
@@ -90,6 +91,7 @@
         │   ├── GroupInUse
         │   ├── CommitAborted
         │   ├── IncompatibleSchema
+        │   ├── RegistryNotEmpty
         │   └── EpochChanged
         ├── CommitOutcomeUnknown
         ├── CursorExpired
@@ -110,6 +112,7 @@
         ├── CopyFailed
         ├── SchemaOutdated
         ├── SchemaTooNew
+        ├── RegistryUnfinished
         ├── MigrationFailed
         ├── UnsafeSqlite
         ├── WarehouseNotWritable
@@ -312,6 +315,10 @@ class PathOutsideWarehouse(InvalidInput):
 
 class InvalidMetadata(InvalidInput):
     """A file is not the metadata of an Iceberg table, or not one that Lakebook takes."""
+
+
+class InvalidCheckpoint(InvalidInput):
+    """A checkpoint in the warehouse is torn or damaged, or of a newer version of Lakebook."""
 
 
 class NotAccepted(InvalidInput):
@@ -540,6 +547,10 @@ class IncompatibleSchema(Conflict):
     """The table's schema does not allow this change, or does not take this data."""
 
 
+class RegistryNotEmpty(Conflict):
+    """A registry is to be filled, and there is something in it."""
+
+
 class EpochChanged(Conflict):
     """The book was restored or rebuilt since it was opened."""
 
@@ -621,6 +632,10 @@ class SchemaOutdated(TerminalError):
 
 class SchemaTooNew(TerminalError):
     """The registry was written by a newer version of Lakebook."""
+
+
+class RegistryUnfinished(TerminalError):
+    """The registry was being rebuilt, and that was not finished."""
 
 
 class MigrationFailed(TerminalError):

@@ -80,6 +80,11 @@ POINTS = (
     "copy.table_relocated",
     "copy.verified",
     "copy.published",
+    "checkpoint.written",
+    "rebuild.begun",
+    "rebuild.chunk",
+    "rebuild.filled",
+    "rebuild.done",
     "migration.step",
     "migration.footers_moved",
 )

@@ -19,6 +19,7 @@ LAYERS = (
     "book",
     "server",
     "components",
+    "recovery",
     "cdc",
     "pipelines",
     "views",

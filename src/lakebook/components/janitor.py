@@ -22,6 +22,7 @@ from lakebook.lake.debts import settle_debts
 from lakebook.lake.lake import Lake
 from lakebook.names import shown
 from lakebook.registry.holding import held_since
+from lakebook.recovery.checkpoints import forget_checkpoints, state_of, write_checkpoint
 from lakebook.registry.pruning import drop_laggards, prune_commits, prune_events, prune_history
 from lakebook.registry.topics import DELETED_TOPICS
 from lakebook.registry.upkeep import keep_database
@@ -84,12 +85,16 @@ class Janitor(Component):
         self._retention = Retention(lake)
         self._merger = Merger(lake)
         self._next_debt = ""
+        # What the last checkpoint was of.
+        self._checkpointed: tuple[int, ...] | None = None
         self._actions = self._all_actions()
         self._chores = Chores(lake.clock, self.name, lake.metrics)
         for name, action in self._actions.items():
             interval = action.intervals * lake.settings.maintenance_interval
             if name == "leases":
                 interval = min(interval, lake.settings.lease_seconds / _LOOKS_PER_LEASE)
+            if name == "checkpoint":
+                interval = lake.settings.checkpoint_interval
             self._chores.add(name, interval, partial(self._run, name))
         # What could not be done the last time, and what was done and not written down yet.
         self._failed: dict[str, list[str]] = {}
@@ -98,7 +103,7 @@ class Janitor(Component):
         self._by_hand = threading.local()
 
     def _all_actions(self) -> Mapping[str, _Action]:
-        return {
+        actions = {
             "leases": _Action(self._end_leases, 1, "their readers are dead"),
             "topics": _Action(self._purge_topics, 5, "they were deleted"),
             "retention": _Action(self._retain, 1, "topics keep them no longer"),
@@ -113,7 +118,11 @@ class Janitor(Component):
             "commits": _Action(self._prune_commits, 10, "nobody can ask for them", is_routine=True),
             "history": _Action(self._prune_history, 60, "it is old", is_routine=True),
             "upkeep": _Action(self._keep_database, 10, "the database's own upkeep", is_routine=True),
+            "checkpoint": _Action(self._checkpoint, 1, "the registry may be lost", is_routine=True),
         }
+        if not self.lake.settings.checkpoint_interval:
+            del actions["checkpoint"]
+        return actions
 
     # --- life ------------------------------------------------------------------------
 
@@ -272,6 +281,16 @@ class Janitor(Component):
         report = keep_database(self.lake.registry, enough)
         told = [*report.hints, *report.notes]
         return _Round(report.done, told, dict(report.facts))
+
+    def _checkpoint(self, _: Enough) -> _Round:
+        state = state_of(self.lake)
+        if state == self._checkpointed or not any(state):
+            return _Round({"checkpoints": 0})
+        written = write_checkpoint(self.lake)
+        # Only now: the new one is there.
+        removed = forget_checkpoints(self.lake.store, self.lake.settings.checkpoints_kept)
+        self._checkpointed = state
+        return _Round({"checkpoints": 1, "bytes": written.size, "removed": removed}, facts={"path": written.path})
 
 
 def _told(failed: Iterable[tuple[str, str]]) -> list[str]:

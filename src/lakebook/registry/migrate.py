@@ -18,7 +18,22 @@ from lakebook.registry.statements import Statement
 VERSION_TABLE = "schema_version"
 
 #: Every revision there has been, oldest first. A test compares it with the migrations.
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011", "0012", "0013")
+REVISIONS = (
+    "0001",
+    "0002",
+    "0003",
+    "0004",
+    "0005",
+    "0006",
+    "0007",
+    "0008",
+    "0009",
+    "0010",
+    "0011",
+    "0012",
+    "0013",
+    "0014",
+)
 HEAD = REVISIONS[-1]
 
 _BUSY_ATTEMPTS = 500

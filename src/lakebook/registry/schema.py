@@ -1128,6 +1128,35 @@ view_claims = sa.Table(
     comment="Ranges that somebody builds now. Taken before the sources are read; the token fences a former holder.",
 )
 
+known_gaps = sa.Table(
+    "known_gaps",
+    metadata,
+    # Offsets of a partition, or versions of a table.
+    sa.Column("kind", sa.Text, primary_key=True),
+    # The topic or the table.
+    sa.Column("owner_id", sa.BigInteger, primary_key=True, autoincrement=False),
+    # Of a table: 0.
+    sa.Column("partition_id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("first_number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("last_number", sa.BigInteger, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    _time("noted_at"),
+    sa.CheckConstraint("kind IN ('offsets', 'versions')", name="kind"),
+    sa.CheckConstraint("0 <= first_number AND first_number <= last_number", name="numbers"),
+    comment="Offsets and versions that a rebuild of the registry could not bring back, and has reported.",
+)
+
+unknown_objects = sa.Table(
+    "unknown_objects",
+    metadata,
+    sa.Column("file_path", _name(), primary_key=True),
+    sa.Column("file_size", sa.BigInteger, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    _time("noted_at"),
+    sa.CheckConstraint("file_size >= 0", name="file_size"),
+    comment="Objects that a rebuild of the registry found in the warehouse, could not place, and left alone.",
+)
+
 CAPTURED = (
     topics,
     partitions,

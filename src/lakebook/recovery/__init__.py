@@ -1,0 +1,1 @@
+"""What outlives the registry: checkpoints in the warehouse, and a registry that is rebuilt from it."""
