@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from lakebook.lake.published import PendingReport, PublishReport
     from lakebook.lake.table import PinnedTable, Table, TableDescription
     from lakebook.lake.tables import Tables
+    from lakebook.recovery.rebuild import rebuild_book
+    from lakebook.recovery.report import RebuildReport
     from lakebook.registry.publishing import SnapshotRecord
     from lakebook.restoring import RestoreReport, restore_book
     from lakebook.spark.session import spark_session
@@ -58,6 +60,7 @@ _LAZY = {
     "Plan": "lakebook.lake.planning",
     "Producer": "lakebook.streams.producer",
     "PublishReport": "lakebook.lake.published",
+    "RebuildReport": "lakebook.recovery.report",
     "Record": "lakebook.streams.records",
     "SnapshotRecord": "lakebook.registry.publishing",
     "Table": "lakebook.lake.table",
@@ -68,6 +71,7 @@ _LAZY = {
     "Views": "lakebook.views.views",
     "copy_book": "lakebook.copying",
     "restore_book": "lakebook.restoring",
+    "rebuild_book": "lakebook.recovery.rebuild",
     "spark_session": "lakebook.spark.session",
 }
 
@@ -109,6 +113,7 @@ __all__ = [
     "Plan",
     "Producer",
     "PublishReport",
+    "RebuildReport",
     "Record",
     "RestoreReport",
     "SegmentInfo",
@@ -125,6 +130,7 @@ __all__ = [
     "Views",
     "copy_book",
     "open",
+    "rebuild_book",
     "restore_book",
     "spark_session",
 ]

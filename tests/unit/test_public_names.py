@@ -15,9 +15,10 @@ PUBLIC = {
     "ConsumerOffset", "CopyReport", "Cursor",
     "Event", "EventBatch", "GroupState", "InsertReport", "LakebookError", "Materialized", "MetadataStore",
     "OffsetCommit", "OffsetReset", "Page", "Partition", "PartitionLag", "PendingReport", "PinnedTable", "Plan",
-    "Producer", "PublishReport", "Record", "RestoreReport",
+    "Producer", "PublishReport", "RebuildReport", "Record", "RestoreReport",
     "SegmentInfo", "SnapshotRecord", "Table", "TableDescription", "Tables", "TemporaryFile", "TerminalError",
     "Topic", "TopicConfig", "TransientError", "View", "Views", "copy_book", "open", "restore_book", "spark_session",
+    "Topic", "TopicConfig", "TransientError", "View", "Views", "open", "rebuild_book", "restore_book", "spark_session",
 }  # fmt: skip
 
 SPECIFIED = {

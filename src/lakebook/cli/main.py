@@ -19,6 +19,7 @@ from lakebook.cli.maintenance import maintenance
 from lakebook.cli.namespaces import namespaces
 from lakebook.cli.pipelines import pipelines
 from lakebook.cli.produce import produce
+from lakebook.cli.rebuild import rebuild
 from lakebook.cli.run import run
 from lakebook.cli.segments import segments
 from lakebook.cli.sql import sql
@@ -74,6 +75,7 @@ for command in (
     backup,
     restore,
     copy,
+    rebuild,
     metrics,
     migrate,
     doctor,

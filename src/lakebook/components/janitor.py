@@ -21,8 +21,8 @@ from lakebook.lake.cleaning import Cleaner
 from lakebook.lake.debts import settle_debts
 from lakebook.lake.lake import Lake
 from lakebook.names import shown
-from lakebook.registry.holding import held_since
 from lakebook.recovery.checkpoints import forget_checkpoints, state_of, write_checkpoint
+from lakebook.registry.holding import held_since
 from lakebook.registry.pruning import drop_laggards, prune_commits, prune_events, prune_history
 from lakebook.registry.topics import DELETED_TOPICS
 from lakebook.registry.upkeep import keep_database
@@ -41,7 +41,7 @@ _MOST_TOLD = 5
 # Intervals after which work that is always to be done is written down again.
 _INTERVALS_BETWEEN_NOTES = 60
 # What is done also while a restored book is held.
-_REMOVES_NOTHING = frozenset({"debts", "events", "upkeep"})
+_REMOVES_NOTHING = frozenset({"debts", "events", "upkeep", "checkpoint"})
 # Topics that one note names.
 _MOST_TOPICS = 20
 
@@ -287,8 +287,9 @@ class Janitor(Component):
         if state == self._checkpointed or not any(state):
             return _Round({"checkpoints": 0})
         written = write_checkpoint(self.lake)
-        # Only now: the new one is there.
-        removed = forget_checkpoints(self.lake.store, self.lake.settings.checkpoints_kept)
+        # Only now: the new one is there. Those of a former life stay until somebody has looked at this one.
+        is_held = held_since(self.lake.registry) is not None
+        removed = 0 if is_held else forget_checkpoints(self.lake.store, self.lake.settings.checkpoints_kept)
         self._checkpointed = state
         return _Round({"checkpoints": 1, "bytes": written.size, "removed": removed}, facts={"path": written.path})
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -15,8 +15,53 @@ from lakebook.iceberg.schemas import leaf_fields
 from lakebook.iceberg.statistics import column_stats, footer_columns, partition_stats, stats_from_footer
 from lakebook.iceberg.table_metadata import schema_for, shapes_of
 from lakebook.registry.file_stats import ColumnStats
-from lakebook.registry.tables import GET_TABLE_BY_ID, list_metadata, table_from
+from lakebook.registry.tables import GET_TABLE_BY_ID, TableMetadata, list_metadata, table_from
 from lakebook.registry.transactions import Reader
+
+
+class FileStatistics:
+    """Takes the statistics of a table's files from their footers."""
+
+    def __init__(self, states: Sequence[TableMetadata]) -> None:
+        self._states = {state.schema_version: state for state in states}
+        self._schemas, self._specs, _ = shapes_of(states)
+
+    def of(
+        self,
+        row: Mapping[str, Any],
+        opened: FileMetaData,
+        columns: pa.Schema,
+        *,
+        ours: bool = False,
+        nans: Mapping[int, int] | None = None,
+    ) -> tuple[tuple[ColumnStats, ...], bool]:
+        """Statistics of every plain column of a file, as far as its footer tells; whether that is all of them.
+
+        `ours`: the file was written here, with bounds that were not cut. `nans`: how many values of a column are NaN.
+        """
+        schema = self._schemas[self._states[row["schema_version"]].schema.get("schema-id", 0)]
+        partitions: tuple[ColumnStats, ...] = ()
+        if row["spec_id"] in self._specs:
+            spec = self._specs[row["spec_id"]]
+            with_columns = schema_for(spec, list(self._schemas.values()))
+            partitions = partition_stats(
+                spec, with_columns, partition_from_json(spec, with_columns, row["partition_values"])
+            )
+        given = file_schema(columns, schema)
+        check_readable_as(given, schema)
+        laid_out = footer_columns(opened, given)
+        if laid_out is None:
+            return partitions, False
+        stats = stats_from_footer(laid_out, nans, ours=ours)
+        known = {item.field_id for item in stats}
+        nothing = ColumnBounds(None, None, opened.num_rows, opened.num_rows, 0)
+        # A column that the file does not have is null in every row.
+        absent = tuple(
+            column_stats(leaf.field_id, leaf.type, nothing, is_exact=True)
+            for leaf in leaf_fields(schema)
+            if not leaf.in_collection and leaf.field_id not in known
+        )
+        return (*stats, *absent, *partitions), True
 
 
 def statistics_of(
@@ -29,29 +74,4 @@ def statistics_of(
     found = reader.one(GET_TABLE_BY_ID, row["table_id"])
     if found is None:
         return (), False
-    states = list_metadata(reader, table_from(found))
-    schemas, specs, _ = shapes_of(states)
-    state = next(item for item in states if item.schema_version == row["schema_version"])
-    schema = schemas[state.schema.get("schema-id", 0)]
-    partitions: tuple[ColumnStats, ...] = ()
-    if row["spec_id"] in specs:
-        spec = specs[row["spec_id"]]
-        with_columns = schema_for(spec, list(schemas.values()))
-        partitions = partition_stats(
-            spec, with_columns, partition_from_json(spec, with_columns, row["partition_values"])
-        )
-    given = file_schema(columns, schema)
-    check_readable_as(given, schema)
-    laid_out = footer_columns(opened, given)
-    if laid_out is None:
-        return partitions, False
-    stats = stats_from_footer(laid_out, ours=ours)
-    known = {item.field_id for item in stats}
-    nothing = ColumnBounds(None, None, opened.num_rows, opened.num_rows, 0)
-    # A column that the file does not have is null in every row.
-    absent = tuple(
-        column_stats(leaf.field_id, leaf.type, nothing, is_exact=True)
-        for leaf in leaf_fields(schema)
-        if not leaf.in_collection and leaf.field_id not in known
-    )
-    return (*stats, *absent, *partitions), True
+    return FileStatistics(list_metadata(reader, table_from(found))).of(row, opened, columns, ours=ours)

@@ -18,6 +18,7 @@ from lakebook.clock import to_datetime, to_ms
 from lakebook.errors import RegistryCorrupt, VersionExpired, VersionNotFound
 from lakebook.registry import schema
 from lakebook.registry.commits import owner
+from lakebook.registry.gaps import is_lost_after
 from lakebook.registry.statements import ONE, POSTGRESQL, SQLITE, ZERO, Statement, among, bind, insert_into
 from lakebook.registry.tables import TableRecord, current_table
 from lakebook.registry.transactions import Reader, Transaction
@@ -129,6 +130,13 @@ def resolve_version(reader: Reader, table: TableRecord, version: int | None, mom
                 )
             raise VersionNotFound("it did not exist at that time", on=table.shown)
         wanted = int(found[0])
+        if wanted < current.version and is_lost_after(reader, table.id, wanted):
+            raise VersionExpired(
+                f"which version it had at that time is not known: those after {wanted} are lost since the registry"
+                " was rebuilt",
+                on=table.shown,
+                remedy="Read it by a version, or by a later time",
+            )
     if wanted > current.version or wanted < 0:
         raise VersionNotFound(f"there is no version {wanted}; the newest is {current.version}", on=table.shown)
     if wanted < least:

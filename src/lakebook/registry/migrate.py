@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from lakebook import failpoints
 from lakebook.clock import SystemClock
-from lakebook.errors import SchemaOutdated, SchemaTooNew
+from lakebook.errors import RegistryUnfinished, SchemaOutdated, SchemaTooNew
 from lakebook.registry.databases import Database, Failure
 from lakebook.registry.statements import Statement
 
@@ -35,6 +35,8 @@ REVISIONS = (
     "0014",
 )
 HEAD = REVISIONS[-1]
+#: What the revision of a registry begins with that is being filled, and is no book yet; see `rebuilding`.
+UNFINISHED = "unfinished-"
 
 _BUSY_ATTEMPTS = 500
 _BUSY_PAUSE = 0.01
@@ -91,6 +93,12 @@ def check_revision(database: Database, revision: str) -> None:
     """Refuse a schema that this version of Lakebook does not know how to use."""
     if revision == HEAD:
         return
+    if revision.startswith(UNFINISHED):
+        raise RegistryUnfinished(
+            "the registry was being rebuilt, and that was not finished",
+            on=database.shown,
+            remedy="Run `lakebook rebuild` again: it begins anew",
+        )
     if revision in REVISIONS:
         raise SchemaOutdated(
             f"the registry has schema {revision}, and this version of Lakebook needs {HEAD}",

@@ -1146,17 +1146,6 @@ known_gaps = sa.Table(
     comment="Offsets and versions that a rebuild of the registry could not bring back, and has reported.",
 )
 
-unknown_objects = sa.Table(
-    "unknown_objects",
-    metadata,
-    sa.Column("file_path", _name(), primary_key=True),
-    sa.Column("file_size", sa.BigInteger, nullable=False),
-    sa.Column("reason", sa.Text, nullable=False),
-    _time("noted_at"),
-    sa.CheckConstraint("file_size >= 0", name="file_size"),
-    comment="Objects that a rebuild of the registry found in the warehouse, could not place, and left alone.",
-)
-
 CAPTURED = (
     topics,
     partitions,

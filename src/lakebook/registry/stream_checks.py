@@ -14,6 +14,7 @@ from lakebook.names import check_path
 from lakebook.registry import schema
 from lakebook.registry.changes import row_of
 from lakebook.registry.commits import is_doubtful
+from lakebook.registry.gaps import OFFSETS, is_covered, known_gaps
 from lakebook.registry.pipelines import BROKEN_OFFSETS
 from lakebook.registry.statements import ZERO, Statement, bind
 from lakebook.registry.transactions import Reader, Row
@@ -383,8 +384,11 @@ def _check_partitions(reader: Reader, findings: _Findings) -> None:
 
 
 def _check_segments(reader: Reader, findings: _Findings) -> None:
+    gaps = known_gaps(reader, OFFSETS)
     for topic, number, base, previous in reader.all(BROKEN_ORDER):
         what = "overlaps with" if base <= previous else "leaves a hole after"
+        if base > previous and is_covered(gaps.get((topic, number), []), previous + 1, base - 1):
+            continue
         findings.add(
             "segments", findings.place(topic, number), f"the segment at {base} {what} the one that ends at {previous}"
         )
@@ -394,15 +398,21 @@ def _check_segments(reader: Reader, findings: _Findings) -> None:
         on = findings.place(topic, number)
         if deleted is not None:
             continue
+        lost = gaps.get((topic, number), [])
         expected = max(start, last_end + 1 if last_end is not None else 0)
-        if watermark != expected:
+        if watermark != expected and not (watermark > expected and is_covered(lost, expected, watermark - 1)):
             findings.add("segments", on, f"the high watermark is {watermark} instead of {expected}")
-        if first_kept is not None and first_kept != start:
+        if first_kept is not None and first_kept != start and not is_covered(lost, start, first_kept - 1):
             findings.add("segments", on, f"the log start is {start}, but the first segment begins at {first_kept}")
         if cut:
             findings.add("segments", on, f"the log start {start} cuts a segment in half")
         if leaving:
             findings.unfinished.append(f"{on}: {leaving} segments below the log start are not removed yet")
+        findings.unfinished += [
+            f"{on}: the records {max(first, start)} to {last} are lost since the registry was rebuilt ({why})"
+            for first, last, why in lost
+            if last >= start
+        ]
 
 
 def _check_offsets(reader: Reader, findings: _Findings) -> None:

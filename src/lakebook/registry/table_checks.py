@@ -13,6 +13,8 @@ from lakebook.clock import to_datetime
 from lakebook.registry import schema
 from lakebook.registry.changes import insert_new, row_of
 from lakebook.registry.commits import is_doubtful
+from lakebook.registry.gaps import VERSIONS as LOST_VERSIONS
+from lakebook.registry.gaps import known_gaps
 from lakebook.registry.mirrors import check_mirrors
 from lakebook.registry.publishing import (
     MANIFEST,
@@ -629,6 +631,7 @@ def _check_published(reader: Reader, found: list[Finding], unfinished: list[str]
 
 def _check_totals(reader: Reader, found: list[Finding], unfinished: list[str]) -> None:
     versions = {row[0]: row[1:] for row in reader.all(VERSIONS)}
+    gaps = known_gaps(reader, LOST_VERSIONS)
     for ident, space, name, version, deleted, *numbers, least in reader.all(TOTALS):
         on = f"table {space}.{name}"
         if deleted is not None:
@@ -647,7 +650,12 @@ def _check_totals(reader: Reader, found: list[Finding], unfinished: list[str]) -
             found.append(Finding("versions", on, "it has no horizon row"))
             continue
         number, first, last = versions.get(ident, (0, None, None))
-        if last != version or first != min(least, version) or number != version - min(least, version) + 1:
+        lost = [(begin, end) for begin, end, _ in gaps.get((ident, 0), []) if begin >= least]
+        expected = version - min(least, version) + 1 - sum(end - begin + 1 for begin, end in lost)
+        unfinished += [
+            f"{on}: versions {begin} to {end} are lost since the registry was rebuilt" for begin, end in lost
+        ]
+        if last != version or first != min(least, version) or number != expected:
             found.append(
                 Finding(
                     "versions",

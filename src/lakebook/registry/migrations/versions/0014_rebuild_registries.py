@@ -1,4 +1,4 @@
-"""What a rebuild of the registry could not bring back, and what it left alone.
+"""What a rebuild of the registry could not bring back.
 
 Revision 0014, after 0013.
 """
@@ -26,14 +26,4 @@ def upgrade() -> None:
         sa.CheckConstraint("kind IN ('offsets', 'versions')", name=op.f("ck_known_gaps_kind")),
         sa.CheckConstraint("0 <= first_number AND first_number <= last_number", name=op.f("ck_known_gaps_numbers")),
         comment="Offsets and versions that a rebuild of the registry could not bring back, and has reported.",
-    )
-    op.create_table(
-        "unknown_objects",
-        sa.Column("file_path", sa.Text().with_variant(sa.Text(collation="C"), "postgresql"), nullable=False),
-        sa.Column("file_size", sa.BigInteger, nullable=False),
-        sa.Column("reason", sa.Text, nullable=False),
-        sa.Column("noted_at", sa.BigInteger, nullable=False),
-        sa.PrimaryKeyConstraint("file_path", name="pk_unknown_objects"),
-        sa.CheckConstraint("file_size >= 0", name=op.f("ck_unknown_objects_file_size")),
-        comment="Objects that a rebuild of the registry found in the warehouse, could not place, and left alone.",
     )
