@@ -65,8 +65,8 @@ class Place:
     def __init__(self, kind: str, target: str, settings: dict[str, Any]) -> None:
         self.kind = kind
         self.target = target
-        # What is published in the background would come between what most tests count and compare.
-        self.settings = {"publish": "off", **settings}
+        # What is published in the background, and checkpoints, would come between what most tests count and compare.
+        self.settings = {"publish": "off", "checkpoint_interval": 0, **settings}
         self._opened: list[Book] = []
 
     def open(self, **settings: Any) -> Book:

@@ -114,7 +114,7 @@ class Loss:
         self._places = [self._place()]
 
     def _place(self) -> Place:
-        return Place(self.kind, self.target, {"warehouse": self.warehouse})
+        return Place(self.kind, self.target, {"warehouse": self.warehouse, "checkpoint_interval": 300})
 
     def open(self, **settings: Any) -> Book:
         """The book as it is now."""

@@ -17,8 +17,8 @@ PUBLIC = {
     "OffsetCommit", "OffsetReset", "Page", "Partition", "PartitionLag", "PendingReport", "PinnedTable", "Plan",
     "Producer", "PublishReport", "RebuildReport", "Record", "RestoreReport",
     "SegmentInfo", "SnapshotRecord", "Table", "TableDescription", "Tables", "TemporaryFile", "TerminalError",
-    "Topic", "TopicConfig", "TransientError", "View", "Views", "copy_book", "open", "restore_book", "spark_session",
-    "Topic", "TopicConfig", "TransientError", "View", "Views", "open", "rebuild_book", "restore_book", "spark_session",
+    "Topic", "TopicConfig", "TransientError", "View", "Views", "copy_book", "open", "rebuild_book", "restore_book",
+    "spark_session",
 }  # fmt: skip
 
 SPECIFIED = {

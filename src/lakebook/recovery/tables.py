@@ -201,10 +201,10 @@ class _Work:
         former = known.pointer
         is_same = former is not None and former["metadata_location"] == recovered.metadata_path
         covered = recovered.version
-        if is_same:
-            assert former is not None
+        if former is not None and recovered.metadata_number >= former["metadata_number"]:
+            # Changes of the schema alone add no snapshot.
             covered = max(covered, former["version"])
-        elif known.versions or former is not None:
+        if not is_same and (known.versions or former is not None):
             covered = self._take_shapes(covered)
         properties_at = result.metadata[-1]["updated_at"]
         result.pointer = {
