@@ -15,7 +15,8 @@ from lakebook.clock import to_ms
 from lakebook.errors import InvalidSegment, LakebookError
 from lakebook.lake.footer_store import read_footers
 from lakebook.lake.footers import open_footer
-from lakebook.storage.objects import ObjectInfo, ObjectStore
+from lakebook.storage.answers import ObjectInfo
+from lakebook.storage.objects import ObjectStore
 from lakebook.streams.segment_files import SegmentReader
 
 _AT_ONCE = 500

@@ -23,7 +23,8 @@ from lakebook.registry.rebuilding import Filling
 from lakebook.registry.registry import Registry
 from lakebook.registry.stream_folders import TOPICS
 from lakebook.registry.tables import TableMetadata
-from lakebook.storage.objects import ObjectInfo, ObjectStore
+from lakebook.storage.answers import ObjectInfo
+from lakebook.storage.objects import ObjectStore
 
 Row = dict[str, Any]
 

@@ -32,7 +32,9 @@ from lakebook.registry.rebuilding import Filling, prepare
 from lakebook.registry.registry import Registry
 from lakebook.registry.stream_folders import TOPICS
 from lakebook.registry.transactions import new_id
-from lakebook.storage.objects import ObjectInfo, ObjectStore
+from lakebook.storage.access import access_of
+from lakebook.storage.answers import ObjectInfo
+from lakebook.storage.objects import ObjectStore
 from lakebook.storage.warehouse import Warehouse
 
 Row = dict[str, Any]
@@ -63,7 +65,7 @@ def rebuild_book(
         raise InvalidSetting("a book in memory would be gone at once", on=MEMORY, remedy="Name a folder or a URL")
     database = database_for(resolved)
     beside = database.path.parent if isinstance(database, SQLite) and database.path is not None else None
-    place = Warehouse(resolved.warehouse, beside)
+    place = Warehouse(resolved.warehouse, beside, access_of(resolved))
     if place.folder is not None and not place.folder.is_dir():
         raise InvalidSetting("there is no such folder", on=redact(place.root), remedy="Name the warehouse of a book")
     if beside is not None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lakebook.recovery.claims import Claim, Settled, holes, read_claims, same_records, settle_claims
-from lakebook.storage.objects import ObjectInfo, ObjectStore
+from lakebook.storage.answers import ObjectInfo
+from lakebook.storage.objects import ObjectStore
 
 Row = dict[str, Any]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from lakebook.clock import to_ms
 from lakebook.iceberg.recovering import RecoveredFile, RecoveredTable, RecoveredVersion, Shape
-from lakebook.storage.objects import ObjectInfo
+from lakebook.storage.answers import ObjectInfo
 
 Row = dict[str, Any]
 
