@@ -62,6 +62,7 @@ def test_a_book_that_outgrew_its_machine_does_all_that_the_embedded_one_does(
         **buckets.settings,
     )
     assert scaled == embedded
+    assert scaled["secrets: shown"] == []
     assert scaled["others: ours"] == scaled["others: duckdb"] == scaled["others: pyiceberg"] == scaled["others: sql"]
     # Nobody was told the secret, and nothing is left on its way.
     assert SECRET not in written

@@ -5,9 +5,12 @@ It tells what it found as JSON, which is the same wherever it runs.
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
+import tempfile
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -148,6 +151,21 @@ def upkeep(book: Book, spark: SparkSession) -> Told:
     }
 
 
+def secrets(book: Book, spark: SparkSession) -> Told:
+    """What Spark shows of its settings has no secret in it, nor has what the registry and Iceberg keep."""
+    shown = [*spark.sparkContext.getConf().getAll(), *map(tuple, spark.sql("SET -v").collect())]
+    kept = [book.lake.store.read(item.path) for item in book.lake.store.list() if item.path.endswith(".json")]
+    hidden = [book.settings.s3_access_key_id, book.settings.s3_secret_access_key]
+    texts = [str(shown), repr(book), repr(book.settings), repr(book.warehouse), *map(repr, kept)]
+    with tempfile.TemporaryDirectory() as folder:
+        book.backup(Path(folder) / "backup")
+        texts.append(gzip.decompress((Path(folder) / "backup").read_bytes()).decode())
+    return {
+        "shown": [text[:100] for text in texts for secret in hidden if secret and secret in text],
+        "looked": len(shown) > 0,
+    }
+
+
 def commands() -> Told:
     """The command line, with the same settings."""
     from click.testing import CliRunner
@@ -167,7 +185,7 @@ def main(folder: str) -> None:
         quick: Told = {name: value for name, value in QUICK.items() if "driver" not in name}
         spark = book.spark(**quick)
         try:
-            for act in (tables, lines, streams, pipelines, others, upkeep):
+            for act in (tables, lines, streams, pipelines, others, upkeep, secrets):
                 told |= {f"{act.__name__}: {name}": found for name, found in act(book, spark).items()}
         finally:
             spark.stop()

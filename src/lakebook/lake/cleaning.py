@@ -5,10 +5,11 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Generic, TypeVar
 
 from lakebook import failpoints
-from lakebook.clock import Enough, never, to_ms
+from lakebook.clock import Enough, never, to_datetime, to_ms
 from lakebook.errors import CommitNotFound, InvalidTable, LakebookError, TableNotFound
 from lakebook.iceberg.publishing import ICEBERG
 from lakebook.lake.attempts import discard
@@ -488,9 +489,15 @@ class Cleaner:
             return result
         try:
             self._sweep_locations(result, progress, enough)
+            if not dry_run:
+                result.objects += self._lake.store.end_uploads(ICEBERG, before=self._outside_limit())
         except LakebookError as error:
             result.failed.append((ICEBERG, str(error)))
         return result
+
+    def _outside_limit(self) -> datetime:
+        """What outside engines began before this, they have given up."""
+        return to_datetime(self._lake.clock.now_ms() - round(self._lake.settings.outside_grace * 1000))
 
     def _sweep_inserts(self, result: Swept, progress: Callable[[str], None], enough: Enough) -> bool:
         """Sweep the folders of inserts; whether all of them were looked at."""
@@ -592,7 +599,8 @@ class Cleaner:
                 failpoints.reach("sweep.leftovers_deleted")
                 for path in uncounted:
                     self._lake.store.remove_empty_folders(path)
-        return removed
+        # What an executor was storing when it died is no object yet, but costs as much.
+        return removed if dry_run else removed + self._lake.store.end_uploads(insert.folder)
 
 
 def abandoned_objects(lake: Lake) -> Iterator[list[ObjectInfo]]:
