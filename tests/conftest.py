@@ -11,6 +11,7 @@ import pytest
 
 import soak_record
 from books import MEMORY, POSTGRESQL, SQLITE, Place, Postgres
+from buckets import Buckets
 from lakebook import Book
 
 
@@ -28,6 +29,13 @@ def postgres_url(postgres: Postgres) -> Iterator[str]:
     url = postgres.new_database()
     yield url
     postgres.drop(url)
+
+
+@pytest.fixture(scope="session")
+def buckets() -> Iterator[Buckets]:
+    server = Buckets()
+    yield server
+    server.stop()
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,6 @@ from buckets import KEY, SECRET, Buckets
 HERE = Path(__file__).parent
 PROGRAM = HERE / "whole_book.py"
 CLUSTER = "local-cluster[2,1,1024]"
-
-
-@pytest.fixture(scope="module")
-def buckets() -> Iterator[Buckets]:
-    server = Buckets()
-    yield server
-    server.stop()
 
 
 def run(folder: Path, **settings: str) -> tuple[dict[str, Any], str]:

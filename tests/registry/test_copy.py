@@ -17,6 +17,7 @@ from pyiceberg.table import StaticTable
 import lakebook
 from answers import answers, make_history, objects_below, published
 from books import POSTGRESQL, SQLITE, Postgres
+from buckets import Buckets
 from deletes import columns, delete_positions, enter_rows
 from lake import insert, numbers, objects, records, replace_bytes, run_sql, with_ids
 from lakebook import Book, failpoints
@@ -280,3 +281,34 @@ def test_what_another_store_knew_objects_by_is_replaced_by_their_own_checksums(
         found = [row["checksum"] for kind in (schema.table_files, schema.segments) for row in records(copy, kind)]
         assert found == checksums
         assert copy.verify().ok
+
+
+def test_a_book_moves_into_a_bucket_and_back(
+    place: Callable[[str], tuple[str, Path]], buckets: Buckets, tmp_path: Path
+) -> None:
+    (source, bytes_of), (target, to) = place(SQLITE), place(SQLITE)
+    scaled, bucket = place(POSTGRESQL)[0], buckets.new_bucket()
+    reached: Any = buckets.settings
+    with opened(source, bytes_of) as book:
+        make_history(book, 7)
+        table = numbers(book, "deleted", range(10))
+        (file,) = table.plan().files
+        delete_positions(book, table, [(file, 1)], about=file)
+        table.publish()
+        before, seen = answers(book), published(book)
+    lakebook.copy_book(source, scaled, warehouse=f"s3://{bucket}/lake", **reached)
+    bytes_of.rename(tmp_path / "moved-away")
+    with lakebook.open(scaled, create=False, publish="off", **reached) as copy:
+        assert copy.warehouse.root == f"s3://{bucket}/lake"
+        assert answers(copy) == before
+        assert copy.catalog().load_table(("default", "deleted")).scan().to_arrow().num_rows == 9
+        assert copy.verify().findings == ()
+        assert buckets.uploads(bucket) == []
+    lakebook.copy_book(scaled, target, warehouse=to, **reached)
+    for key in buckets.keys(bucket):
+        buckets.client.delete_object(Bucket=bucket, Key=key)
+    with opened(target, to, create=False) as back:
+        assert answers(back) == before
+        assert published(back) == seen
+        assert back.verify().findings == ()
+        _goes_on(back)

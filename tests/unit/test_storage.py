@@ -76,13 +76,6 @@ def folder(request: pytest.FixtureRequest, root: Path, monkeypatch: pytest.Monke
     return ObjectStore(Warehouse(str(root)))
 
 
-@pytest.fixture(scope="module")
-def buckets() -> Iterator[Buckets]:
-    server = Buckets()
-    yield server
-    server.stop()
-
-
 @pytest.fixture(params=[FOLDER, PLAIN_FOLDER, MEMORY, BUCKET])
 def store(request: pytest.FixtureRequest, root: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
     """Every kind: what holds on one holds on each."""
