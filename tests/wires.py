@@ -148,7 +148,7 @@ class Cutter(_Between):
     """Cuts the line at a COMMIT: before the server has got it, or before the client has got the answer."""
 
     def __init__(self, url: str, *, chance: float = 0.0, seed: int = 0) -> None:
-        self._due: deque[str] = deque()
+        self._due: tuple[str, int] | None = None
         self._share = chance
         self._random = random.Random(seed)
         self._lock = threading.Lock()
@@ -156,18 +156,21 @@ class Cutter(_Between):
         self.cuts = {BEFORE: 0, AFTER: 0}
         super().__init__(url)
 
-    def cut_next(self, when: str) -> None:
-        """Cut the line of whoever commits next."""
-        self._due.append(when)
+    def cut_next(self, when: str, after: int = 0) -> None:
+        """Cut the line of whoever commits next, or that many COMMITs later."""
+        self._due = (when, after)
 
     def spare(self) -> None:
         """Cut no more."""
-        self._share = 0.0
+        self._due, self._share = None, 0.0
 
     def _cuts(self, when: str) -> bool:
         with self._lock:
-            if self._due and self._due[0] == when:
-                self._due.popleft()
+            if self._due is not None and self._due[0] == when:
+                left = self._due[1]
+                self._due = None if left == 0 else (when, left - 1)
+                if left:
+                    return False
             elif self._random.random() >= self._share:
                 return False
             self.cuts[when] += 1
