@@ -119,6 +119,12 @@ POSTGRESQL_CATALOG = f"""
     UNION ALL
     SELECT 'constraint', conrelid::regclass::text, conname, pg_get_constraintdef(oid)
     FROM pg_constraint WHERE connamespace = 'public'::regnamespace AND conrelid::regclass::text <> '{VERSION_TABLE}'
+    UNION ALL
+    SELECT 'storage', oid::regclass::text, unnest(reloptions), '' FROM pg_class
+    WHERE relnamespace = 'public'::regnamespace
+    UNION ALL
+    SELECT 'toast', c.oid::regclass::text, unnest(t.reloptions), '' FROM pg_class c JOIN pg_class t
+    ON c.reltoastrelid = t.oid WHERE c.relnamespace = 'public'::regnamespace
 """
 
 

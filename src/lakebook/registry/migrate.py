@@ -33,6 +33,7 @@ REVISIONS = (
     "0012",
     "0013",
     "0014",
+    "0015",
 )
 HEAD = REVISIONS[-1]
 #: What the revision of a registry begins with that is being filled, and is no book yet; see `rebuilding`.

@@ -410,7 +410,6 @@ consumer_offsets = sa.Table(
     sa.CheckConstraint("committed_offset >= 0", name="committed_offset"),
     sa.Index("idx_consumer_offsets_group", "consumer_group_id"),
     sa.Index("idx_consumer_offsets_topic", "topic_id", "partition_id"),
-    sa.Index("idx_consumer_offsets_committed_at", "committed_at"),
     comment="The next offset each group will read.",
 )
 
@@ -1145,6 +1144,53 @@ known_gaps = sa.Table(
     sa.CheckConstraint("0 <= first_number AND first_number <= last_number", name="numbers"),
     comment="Offsets and versions that a rebuild of the registry could not bring back, and has reported.",
 )
+
+# How PostgreSQL stores and vacuums the tables that are written most; `docs/architecture/registry.md` has the reasons.
+# Few rows that every commit changes: room in each page, so that a new state of a row lies beside the old one and no
+# index has to know of it, and a vacuum before many of them are dead.
+_CHANGED = {"fillfactor": 70, "autovacuum_vacuum_scale_factor": 0.05, "autovacuum_vacuum_cost_delay": 0}
+# Rows that come and go by the million: a vacuum before a fiftieth is dead, so that space is used again and not grown.
+_PASSING = {
+    "autovacuum_vacuum_scale_factor": 0.02,
+    "autovacuum_vacuum_insert_scale_factor": 0.05,
+    "autovacuum_analyze_scale_factor": 0.02,
+    "autovacuum_vacuum_cost_limit": 2000,
+}
+# Rows that stay and become many: a fifth of them, which is what PostgreSQL waits for by itself, is too much at once.
+_MANY = {
+    "autovacuum_vacuum_scale_factor": 0.05,
+    "autovacuum_vacuum_insert_scale_factor": 0.05,
+    "autovacuum_analyze_scale_factor": 0.05,
+}
+STORAGE: dict[str, dict[str, float]] = {
+    **dict.fromkeys(
+        (
+            "lake_objects",
+            "partitions",
+            "append_turns",
+            "producer_batches",
+            "consumer_offsets",
+            "group_members",
+            "tables",
+            "table_stats",
+            "iceberg_tables",
+            "leases",
+            "topic_leases",
+            "cursors",
+            "deliveries",
+            "schedulers",
+            "pipelines",
+            "pipeline_offsets",
+            "view_claims",
+        ),
+        _CHANGED,
+    ),
+    **dict.fromkeys(("events", "commits", "inserts", "stream_folders", "metadata_updates"), _PASSING),
+    **dict.fromkeys(("segments", "table_files", "file_column_stats", "table_versions"), _MANY),
+    "partition_metadata": {**_MANY, "toast.autovacuum_vacuum_scale_factor": 0.05},
+}
+for _table, _options in STORAGE.items():
+    metadata.tables[_table].dialect_options["postgresql"]["with"] = _options
 
 CAPTURED = (
     topics,
