@@ -14,6 +14,7 @@ SOAK_UPKEEP ?= 300
 SOAK_PIPELINE_KILLS ?= 50
 SOAK_VIEW_EXAMPLES ?= 100
 SOAK_PIPELINE_EXAMPLES ?= 60
+SOAK_OUTAGES ?= 50
 
 .PHONY: help setup java demo test bench soak check format docs clean
 
@@ -52,6 +53,7 @@ soak: setup java ## the fault tests at length; the last result is recorded in do
 		LAKEBOOK_TEST_SECONDS=$(SOAK_SECONDS) LAKEBOOK_TEST_UPKEEP_SECONDS=$(SOAK_UPKEEP) \
 		LAKEBOOK_TEST_STREAM_SECONDS=$(SOAK_UPKEEP) LAKEBOOK_TEST_PIPELINE_KILLS=$(SOAK_PIPELINE_KILLS) \
 		LAKEBOOK_TEST_VIEW_EXAMPLES=$(SOAK_VIEW_EXAMPLES) LAKEBOOK_TEST_PIPELINE_EXAMPLES=$(SOAK_PIPELINE_EXAMPLES) \
+		LAKEBOOK_TEST_OUTAGES=$(SOAK_OUTAGES) \
 		$(BIN)/python -m pytest tests/faults tests/spark/test_view_model.py tests/spark/test_pipeline_model.py \
 		--timeout 3600 --record-soak docs/soak.md
 

@@ -15,6 +15,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
@@ -380,15 +381,20 @@ def work_until_killed(line: Line, target: str, settings: dict[str, Any], seed: i
 # --- one thing, once -----------------------------------------------------------
 
 
-def insert_frozen(line: Line, target: str, settings: dict[str, Any], point: str, batches: Sequence[int]) -> None:
-    """Insert batches, but stop at a failpoint as a process does whose machine is suspended."""
-    stage_early()
+def freeze_at(line: Line, point: str) -> AbstractContextManager[None]:
+    """Stop at a failpoint as a process does whose machine is suspended."""
 
     def freeze() -> None:
         line.tell("freezing")
         os.kill(os.getpid(), signal.SIGSTOP)
 
-    with lakebook.open(target, **settings) as book, failpoints.armed(point, freeze):
+    return failpoints.armed(point, freeze)
+
+
+def insert_frozen(line: Line, target: str, settings: dict[str, Any], point: str, batches: Sequence[int]) -> None:
+    """Insert batches, but stop at a failpoint as a process does whose machine is suspended."""
+    stage_early()
+    with lakebook.open(target, **settings) as book, freeze_at(line, point):
         try:
             book.table(TABLE).insert_arrow(rows_of(*batches))
         except lakebook.errors.LakebookError as error:

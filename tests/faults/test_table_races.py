@@ -16,7 +16,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from books import POSTGRESQL, SQLITE, Place
+from books import POSTGRESQL, SQLITE, Place, describe
 from held import PATIENCE, Held, held_before_commit
 from lakebook import Book, failpoints
 from lakebook.clock import SystemClock
@@ -838,18 +838,22 @@ CHANGES: dict[str, Callable[[Book], object]] = {
     "drop of h": lambda book: book.tables.drop("h"),
     "new name for i": lambda book: book.tables.rename("i", "j"),
     "creation of k": lambda book: book.tables.create("k", SCHEMA),
+    "publishing of l": lambda book: book.table("l").publish(),
+    "append to a topic": lambda book: book.metadata.add_segment(describe("orders", 0)),
+    "offset of a group": lambda book: book.metadata.commit_offset("g", "orders", 0, 0),
     "clean-up of dropped ones": lambda book: book.cleaner.delete_expired_temporary_files(wait=False),
     "sweep": lambda book: book.cleaner.sweep(),
 }
 # How many transactions come before the one to hold.
-BEFORE = {"insert": 1, "deletion": 2, "replacement": 1, "creation": 1}
+BEFORE = {"insert": 1, "deletion": 2, "replacement": 1, "creation": 1, "publishing": 1, "append": 1}
 
 
 @pytest.mark.parametrize("held", CHANGES)
 def test_changes_of_different_tables_do_not_wait_for_each_other(postgres_place: Place, held: str) -> None:
     place = postgres_place
     with place.open(temporary_file_grace=0) as book:
-        for name in "abcdefghi":
+        book.metadata.create_topic("orders")
+        for name in "abcdefghil":
             book.tables.create(name, SCHEMA).insert_arrow(rows_of(1))
         book.tables.create("old", SCHEMA).insert_arrow(rows_of(1))
         book.tables.drop("old")
