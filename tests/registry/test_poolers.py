@@ -77,11 +77,12 @@ def use(book: Book) -> None:
     book.table("numbers").publish()
 
 
-def test_a_book_is_created_used_and_checked_behind_a_pooler(postgres: Postgres, pooler: Pooler) -> None:
+def test_a_book_is_created_used_and_checked_behind_a_pooler(postgres: Postgres, tmp_path: Path) -> None:
     url = postgres.new_database(with_book=False)
     other = Pooler(url)
     try:
-        with lakebook.open(other.url(), warehouse=postgres.warehouse, pooler="transaction", publish="off") as book:
+        # Nobody else's files are in this warehouse: they would be found.
+        with lakebook.open(other.url(), warehouse=str(tmp_path), pooler="transaction", publish="off") as book:
             use(book)
             book.begin_epoch()
         with lakebook.open(other.url(), pooler="transaction", publish="off") as book:
