@@ -15,7 +15,10 @@ from astha_subscribers import PATIENCE, QUICK, TOPIC, Recorder, append, deliveri
 from books import POSTGRESQL, Place, Postgres, describe
 from held import held_before_commit
 from lakebook import Book
+from lakebook.book import migrate_book
+from lakebook.config import load_settings
 from lakebook.errors import InvalidSetting, RegistryBusy, RegistryTimeout
+from lakebook.registry.databases import database_for
 from lakebook.registry.migrate import migrate_to
 from wires import Pooler
 
@@ -97,10 +100,6 @@ def test_a_book_is_created_used_and_checked_behind_a_pooler(postgres: Postgres, 
 
 
 def test_an_older_book_is_migrated_behind_a_pooler(postgres: Postgres) -> None:
-    from lakebook.book import migrate_book
-    from lakebook.config import load_settings
-    from lakebook.registry.databases import database_for
-
     url = postgres.new_database(with_book=False)
     pooler = Pooler(url)
     try:
@@ -195,13 +194,13 @@ def test_without_limits_statements_take_as_long_as_they_take(direct: Place) -> N
     assert book._registry.read_with(limit) == book._registry.write(limit) == "0"
 
 
-def test_no_limit_of_the_role_stops_a_migration(postgres: Postgres, tmp_path: Path) -> None:
-    url = postgres.new_database(with_book=False)
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("CREATE ROLE hasty LOGIN")
-        connection.execute("ALTER ROLE hasty SET statement_timeout = '1ms'")
-        connection.execute("CREATE SCHEMA hasty AUTHORIZATION hasty")
-    lakebook.open(f"{url}&user=hasty", warehouse=str(tmp_path / "w"), publish="off").close()
-    postgres.drop(url)
-    with psycopg.connect(postgres.url("postgres"), autocommit=True) as connection:
-        connection.execute("DROP ROLE hasty")
+def test_no_limit_of_the_role_stops_a_migration(direct: Place) -> None:
+    with psycopg.connect(direct.target, autocommit=True) as connection:
+        row = connection.execute("SELECT current_database()").fetchone()
+        assert row is not None
+        connection.execute(f'ALTER DATABASE "{row[0]}" SET statement_timeout = 60000')
+    for pooled in ("none", "transaction"):
+        database = database_for(load_settings(direct.target, {**direct.settings, "pooler": pooled}))
+        with database.engine() as engine, engine.begin() as migrating:
+            assert migrating.exec_driver_sql("SHOW statement_timeout").scalar() == "0"
+            assert migrating.exec_driver_sql("SHOW lock_timeout").scalar() == "10s"

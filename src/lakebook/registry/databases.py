@@ -428,11 +428,16 @@ class PostgreSQL(Database):
 
     def connect(self) -> Any:
         connection = self._connect(self.settings.registry, 5 if not self.pooled else None)
-        if not self.pooled:
+        if self.pooled:
+            return connection
+        try:
             connection.execute(
                 "SELECT set_config('lock_timeout', %s, false), set_config('statement_timeout', %s, false)",
                 (_ms(self.settings.lock_timeout), _ms(self.settings.read_timeout)),
             )
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
     @property
