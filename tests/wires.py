@@ -30,18 +30,27 @@ class _Line:
 
     def __init__(self, wire: socket.socket) -> None:
         self.wire = wire
+        self._come = b""
+
+    def pull(self) -> None:
+        """Take in what has come; wait if that is nothing."""
+        try:
+            part = self.wire.recv(65536)
+        except OSError:
+            part = b""
+        if not part:
+            raise _Gone
+        self._come += part
 
     def _take(self, number: int) -> bytes:
-        found = b""
-        while len(found) < number:
-            try:
-                part = self.wire.recv(number - len(found))
-            except OSError:
-                part = b""
-            if not part:
-                raise _Gone
-            found += part
+        while len(self._come) < number:
+            self.pull()
+        found, self._come = self._come[:number], self._come[number:]
         return found
+
+    def has_message(self) -> bool:
+        """Whether a whole message has come. One may come in parts, and the other side be waited for in between."""
+        return len(self._come) >= 5 and len(self._come) > struct.unpack("!i", self._come[1:5])[0]
 
     def greeting(self) -> bytes:
         """The client's first message; to encryption it is said no."""
@@ -257,27 +266,28 @@ class Pooler(_Between):
                 raise _Gone
             owed += kind in (_QUERY, _SYNC, _CALL)
             session.send(message)
-            while True:
+            while not client.has_message():
                 readable, _, _ = select.select([client.wire, session.wire], [], [])
-                if session.wire in readable:
-                    kind, message = session.message()
-                    client.send(message)
-                    owed -= kind == _READY
-                    if kind == _READY and owed == 0 and message[5:6] == b"I":
+                for line in (client, session):
+                    if line.wire in readable:
+                        line.pull()
+                while session.has_message():
+                    answer, whole = session.message()
+                    client.send(whole)
+                    owed -= answer == _READY
+                    if answer == _READY and owed == 0 and whole[5:6] == b"I":
                         return
-                elif client.wire in readable:
-                    kind, message = client.message()
-                    break
+            kind, message = client.message()
 
     def _lend(self) -> _Line:
         with self._changed:
             self.lent += 1
-            if self._opened < self.most:
-                self._opened += 1
-            else:
-                assert self._changed.wait_for(lambda: self._free, 60), "no session is given back"
+            there = self._changed.wait_for(lambda: self._free or self._opened < self.most, 60)
+            assert there, "no session is given back"
+            if self._opened == self.most:
                 # The one that has rested longest: hardly ever the one this client had before.
                 return self._free.popleft()
+            self._opened += 1
         session = self._to_server()
         given = f"user\0{self._user}\0database\0{self._database}\0application_name\0pooler\0\0".encode()
         session.send(struct.pack("!ii", len(given) + 8, 196608) + given)
@@ -301,6 +311,7 @@ class Pooler(_Between):
         session.close()
         with self._changed:
             self._opened -= 1
+            self._changed.notify()
 
 
 def _refusal(text: str) -> bytes:
