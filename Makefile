@@ -16,7 +16,7 @@ SOAK_VIEW_EXAMPLES ?= 100
 SOAK_PIPELINE_EXAMPLES ?= 60
 SOAK_OUTAGES ?= 50
 
-.PHONY: help setup java demo test bench soak check format docs clean
+.PHONY: help setup java demo scaled test bench soak check format docs clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -44,6 +44,9 @@ demo: setup java ## the life of a topic, of a table on Spark, of one that looks 
 	@$(BIN)/python demo/table_life.py
 	@$(BIN)/python demo/upkeep_life.py
 	@$(BIN)/python demo/whole_life.py
+
+scaled: setup java ## the whole story once more, on PostgreSQL, a bucket and a Spark cluster of this machine
+	@$(BIN)/python demo/scaled.py
 
 test: setup java ## the whole test suite, with few kills
 	@$(if $(TEST_TMP),TMPDIR=$(TEST_TMP)) LAKEBOOK_TEST_KILLS=$(KILLS) $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 25

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,9 @@ import lakebook
 from answers import answers
 from lake import numbers
 from lakebook.cli.main import cli
+from lakebook.config import load_settings
+from lakebook.registry.databases import SQLite, database_for
+from lakebook.registry.migrate import REVISIONS, migrate_to
 from mirrored import append
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
@@ -118,3 +123,30 @@ def test_a_book_is_moved_as_the_documentation_says(here: Path) -> None:
     assert done["objects"] == 3
     assert done["warehouse"] == str(here / "bytes")
     assert done["rewritten"] > 0
+
+
+def test_an_older_book_is_upgraded_as_the_documentation_says(here: Path) -> None:
+    backup, migrate, verify = commands_of("Upgrade")
+    assert run(*backup).exit_code == 0
+    # In the place of the version before: a registry of an older revision, with a book in it.
+    (here / "my-book").rename(here / "present")
+    database = database_for(load_settings("my-book", {}))
+    assert isinstance(database, SQLite)
+    assert database.path is not None
+    database.path.parent.mkdir()
+    migrate_to(database, REVISIONS[-4])
+    with closing(sqlite3.connect(database.path)) as connection, connection:
+        connection.execute(
+            "INSERT INTO book (id, book_id, epoch, warehouse, created_at, epoch_since)"
+            " VALUES (1, 'b', 'e', 'warehouse', 1, 1)"
+        )
+    assert run("--book", "my-book", "topics", "list").exit_code == 1
+    done = run(*migrate)
+    assert done.exit_code == 0, done.output
+    again = run(*migrate)
+    assert again.exit_code == 0, again.output
+    checked = run(*verify)
+    assert checked.exit_code == 0, checked.output
+    assert run("--book", "my-book", "topics", "create", "orders").exit_code == 0
+    # And the way back.
+    assert run("restore", backup[-1], "--into", "as-before", "--warehouse", "present/warehouse").exit_code == 0

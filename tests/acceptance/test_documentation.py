@@ -84,7 +84,8 @@ def test_the_demo_of_tables_runs_to_its_end() -> None:
     assert "50000 rows gone, 51200 left" in run_demo("table_life.py")
 
 
-def test_the_demo_of_the_whole_story_runs_to_its_end() -> None:
-    said = run_demo("whole_life.py")
+@pytest.mark.parametrize("shape", ["whole_life.py", "scaled.py"])
+def test_the_demo_of_the_whole_story_runs_to_its_end(shape: str) -> None:
+    said = run_demo(shape)
     assert "Lakebook 24000, PyIceberg 24000, DuckDB 24000 rows with 24000 different ids" in said
     assert "records landed" in said
