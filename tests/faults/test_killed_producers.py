@@ -183,7 +183,7 @@ class Switch:
 
 
 def test_records_wait_for_a_registry_that_has_gone_away(remote: Place) -> None:
-    book = remote.open(retry_attempts=2)
+    book = remote.open(retry_attempts=2, outage_seconds=0)
     book.metadata.create_topic(TOPIC, 2)
     switch = Switch(remote.target)
     try:

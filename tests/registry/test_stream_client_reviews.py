@@ -531,7 +531,7 @@ def away(place: Place) -> Iterator[None]:
 
 
 def test_a_registry_that_goes_away_for_ten_seconds_loses_and_doubles_nothing(shared_place: Place) -> None:
-    book = shared_place.open(retry_attempts=2, lock_timeout=0.1, group_session=0.6)
+    book = shared_place.open(retry_attempts=2, outage_seconds=0, lock_timeout=0.1, group_session=0.6)
     book.metadata.create_topic("orders", 2)
     found: list[Record] = []
     failures: list[LakebookError] = []
