@@ -13,7 +13,19 @@ from time import perf_counter
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench import commits, compaction, delivery, footers, inserts, pipelines, planning, publishing, report, streams
+from bench import (
+    commits,
+    compaction,
+    delivery,
+    footers,
+    inserts,
+    pipelines,
+    planning,
+    publishing,
+    report,
+    scale,
+    streams,
+)
 from bench.asked import Asked, Say
 from bench.measure import Effort
 from bench.places import Ground
@@ -35,6 +47,7 @@ _PARTS = (
     "compaction",
     "streams",
     "pipelines",
+    "scale",
 )
 _FULL = Effort(rounds=15, seconds=0.1, singles=5_000)
 _QUICK = Effort(rounds=5, seconds=0.03, singles=1_000)
@@ -48,6 +61,9 @@ _SIZES = {
     "publish-files": ("files of the tables published at once", "1000,1000000", "1000,20000"),
     "stream-records": ("records sent to topics and read from them", "250000", "50000"),
     "stream-segments": ("segments among which one record is found", "100000", "100000"),
+    "scale-rows": ("files, segments and events of a book that has grown", "1000,1000000", "1000,20000"),
+    "scale-tables": ("tables and topics of a book that has grown", "10,10000", "10,200"),
+    "writer-seconds": ("seconds that each number of writers commits", "5", "1"),
 }
 _RESULTS = Path(__file__).parent / "results.json"
 
@@ -91,6 +107,7 @@ def _measure(console: Console, ground: Ground, asked: Asked) -> Iterator[Result]
         "compaction": compaction.measure,
         "streams": streams.measure,
         "pipelines": pipelines.measure,
+        "scale": scale.measure,
     }
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True) as progress:
@@ -170,6 +187,9 @@ def _asked(options: argparse.Namespace) -> Asked:
         sizes("publish-files"),
         sizes("stream-records")[-1],
         sizes("stream-segments")[-1],
+        sizes("scale-rows"),
+        sizes("scale-tables"),
+        sizes("writer-seconds")[-1],
     )
 
 

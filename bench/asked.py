@@ -39,3 +39,8 @@ class Asked:
     records: int
     #: Segments among which one record is found.
     among: int
+    #: Files, segments and events of a book that has grown, then its tables and topics.
+    grown: Sequence[int] = ()
+    grown_tables: Sequence[int] = ()
+    #: Seconds that a number of writers gets.
+    writing: int = 1

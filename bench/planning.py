@@ -190,11 +190,13 @@ class Planned:
         return found
 
 
-def _path(number: int) -> str:
-    return f"data/{number:09d}.parquet"
+def _path(number: int, folder: str = "data") -> str:
+    return f"{folder}/{number:09d}.parquet"
 
 
-def _enter(transaction: Transaction, record: TableRecord, layout: _Layout, numbers: range) -> None:
+def _enter(
+    transaction: Transaction, record: TableRecord, layout: _Layout, numbers: range, folder: str = "data"
+) -> None:
     """Rows and totals as an insert would leave them, but without events, footers and commit rows."""
     before = locked_table(transaction, record)
     now, version, commit_id = transaction.time_of(record.object_id), before["version"] + 1, new_id()
@@ -203,7 +205,8 @@ def _enter(transaction: Transaction, record: TableRecord, layout: _Layout, numbe
         _INSERT_FILE,
         [
             (
-                *(record.id, number + 1, _path(number).rpartition("/")[2], _path(number), _BYTES, "parquet", "", "[]"),
+                *(record.id, number + 1, _path(number, "").lstrip("/"), _path(number, folder), _BYTES),
+                *("parquet", "", "[]"),
                 *(0, _ROWS, 1, "xxh3:2d06800538d394c2", True, 1, True, True, commit_id, version, None, now, now, None),
                 *(0, None, None, None),
             )
