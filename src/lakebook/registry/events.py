@@ -16,6 +16,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import orjson
@@ -244,7 +245,7 @@ class EventLog:
         check_limit(limit)
         if cursor.kind != self._registry.kind:
             raise _not_a_cursor(str(cursor))
-        read = _read_postgresql if cursor.kind == POSTGRESQL else _read_sqlite
+        read = partial(_read_postgresql, whole=cursor.is_beginning) if cursor.kind == POSTGRESQL else _read_sqlite
 
         def work(reader: Reader) -> EventBatch:
             while True:
@@ -311,16 +312,18 @@ def _read_sqlite(reader: Reader, cursor: Cursor, limit: int) -> EventBatch:
     return EventBatch(events, Cursor(cursor.epoch, cursor.kind, after=after), len(rows) > limit)
 
 
-def _read_postgresql(reader: Reader, cursor: Cursor, limit: int) -> EventBatch:
+def _read_postgresql(reader: Reader, cursor: Cursor, limit: int, *, whole: bool) -> EventBatch:
     since, upto, after = cursor.since, cursor.upto, cursor.after
     if not upto:
         snapshot = reader.one(CURRENT_SNAPSHOT)
         assert snapshot is not None
         upto = snapshot[0]
+    if not cursor.upto and not whole:
         first = reader.one(FIRST_NEW_ID, since, upto)
         if first is None or first[0] is None:
             return EventBatch((), Cursor(cursor.epoch, cursor.kind, since=upto), False)
         after = first[0] - 1
+    # Of the whole log, the first new event is the first one there is: to look for it would read them all.
     rows = reader.all(NEW_IN_SNAPSHOT, after, since, upto, limit + 1)
     events = tuple(event_from(row) for row in rows[:limit])
     if len(rows) > limit:
