@@ -1,10 +1,10 @@
-"""The bench of streams: that it measures what it says, at a size that takes a moment."""
+"""The bench: that it measures what it says, at a size that takes a moment."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from bench import streams
+from bench import scale, streams
 from bench.asked import Asked
 from bench.measure import Effort
 from bench.places import Ground
@@ -28,3 +28,17 @@ def test_the_bench_of_streams_measures_every_way_in_and_out_beside_a_peer(tmp_pa
     for way in ("send", "send_many", "send_table", "poll", "iterating", "poll_batches", "acknowledgement"):
         assert way in names
     assert {result.size for result in found if "reading one record" in result.name} == {200}
+
+
+def test_the_bench_of_scale_measures_the_growth_of_each_kind_of_work(tmp_path: Path) -> None:
+    effort = Effort(rounds=1, seconds=0.001, singles=5)
+    asked = Asked(
+        [SQLITE], ["scale"], True, effort, [], 0, [], [], 0, [], 0, 0, grown=[600, 1_200], grown_tables=[10, 20]
+    )
+    found = list(scale.measure(Ground(SQLITE, tmp_path), asked, say))
+    assert {result.size for result in found} == {1_200, 20}
+    for work in ("plan", "page of files", "page of events", "page of tables", "find", "commit", "publication"):
+        assert any(work in result.name and result.ratio for result in found)
+    memory = [result.ours for result in found if "memory" in result.name]
+    assert memory
+    assert all(grown is not None and grown > 0 for grown in memory)
