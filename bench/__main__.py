@@ -25,6 +25,7 @@ from bench import (
     report,
     scale,
     streams,
+    writers,
 )
 from bench.asked import Asked, Say
 from bench.measure import Effort
@@ -48,6 +49,7 @@ _PARTS = (
     "streams",
     "pipelines",
     "scale",
+    "writers",
 )
 _FULL = Effort(rounds=15, seconds=0.1, singles=5_000)
 _QUICK = Effort(rounds=5, seconds=0.03, singles=1_000)
@@ -63,7 +65,7 @@ _SIZES = {
     "stream-segments": ("segments among which one record is found", "100000", "100000"),
     "scale-rows": ("files, segments and events of a book that has grown", "1000,1000000", "1000,20000"),
     "scale-tables": ("tables and topics of a book that has grown", "10,10000", "10,200"),
-    "writer-seconds": ("seconds that each number of writers commits", "5", "1"),
+    "writer-seconds": ("seconds that each number of writers commits", "6", "1"),
 }
 _RESULTS = Path(__file__).parent / "results.json"
 
@@ -108,6 +110,7 @@ def _measure(console: Console, ground: Ground, asked: Asked) -> Iterator[Result]
         "streams": streams.measure,
         "pipelines": pipelines.measure,
         "scale": scale.measure,
+        "writers": writers.measure,
     }
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True) as progress:

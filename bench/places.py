@@ -165,6 +165,11 @@ class Ground:
             return PostgresPlace(self._server, self.folder, size, name)
         return SQLitePlace(self.folder, size, name)
 
+    def new_database(self, name: str) -> str:
+        """The address of an empty database for somebody else, on the server of the books."""
+        assert self._server is not None
+        return self._server.new_database(name)
+
     def close(self) -> None:
         """Stop the server, where there is one."""
         if self._server is not None:
