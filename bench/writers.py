@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import atexit
 import importlib
+import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -107,10 +108,14 @@ def _beside(
         _together(writers, _Work(side, way, shared, _WARMING))
     before = {side: _rolled_back(databases[side]) for side in sides}
     done: dict[str, list[_Done]] = {side: [] for side in sides}
+    spent: dict[str, list[_Spent]] = {side: [] for side in sides}
     for count in range(rounds):
         for side in sides if count % 2 else reversed(sides):
+            meter = _Meter(databases[side])
             done[side] += _together(writers, _Work(side, way, shared, asked.writing / rounds))
-    found = {side: _Together(done[side], _rolled_back(databases[side]) - before[side], len(writers)) for side in sides}
+            spent[side].append(meter.spent())
+    rolled = {side: _rolled_back(databases[side]) - before[side] for side in sides}
+    found = {side: _Together(done[side], rolled[side], len(writers), spent[side]) for side in sides}
     ours, theirs = found[_OURS], found[_THEIRS]
     number = len(writers)
     where = "one table" if shared else "tables of their own"
@@ -122,6 +127,10 @@ def _beside(
     yield Result(f"given up, {name}", POSTGRESQL, number, ours.given_up, theirs.given_up, "%")
     yield Result(f"rolled back, {name}", POSTGRESQL, number, ours.rolled_back, theirs.rolled_back, "per commit")
     yield Result(f"tried again, {name}", POSTGRESQL, number, ours.retried, None, "per commit")
+    yield Result(f"server's log, {name}", POSTGRESQL, number, ours.log, theirs.log, "kB per commit")
+    if ours.processor is not None:
+        both = ours.processor, theirs.processor
+        yield Result(f"server's processors, {name}", POSTGRESQL, number, *both, "ms per commit")
 
 
 @dataclass(frozen=True)
@@ -132,6 +141,7 @@ class _Together:
     #: Transactions that the database rolled back meanwhile.
     rollbacks: int
     writers: int
+    spent: Sequence[_Spent]
 
     @property
     def number(self) -> int:
@@ -161,6 +171,17 @@ class _Together:
     def retried(self) -> float:
         return sum(each.retries for each in self.done) / max(1, self.number)
 
+    @property
+    def log(self) -> float:
+        """Kilobytes of the server's log for each commit."""
+        return sum(each.log for each in self.spent) / max(1, self.number) / 1000
+
+    @property
+    def processor(self) -> float | None:
+        """Milliseconds of the server's processors for each commit."""
+        known = [each.processor for each in self.spent if each.processor is not None]
+        return sum(known) * 1000 / max(1, self.number) if known else None
+
 
 def _together(writers: Sequence[_Writer], work: _Work) -> list[_Done]:
     for writer in writers:
@@ -178,6 +199,46 @@ def _rolled_back(connection: Any) -> int:
     connection.execute("SELECT pg_sleep(1.2)")
     row = connection.execute("SELECT xact_rollback FROM pg_stat_database WHERE datname = current_database()").fetchone()
     return int(row[0])
+
+
+@dataclass(frozen=True)
+class _Spent:
+    """What the server spent: bytes of its log, and seconds of its processors where they are known."""
+
+    log: int
+    processor: float | None
+
+
+class _Meter:
+    """Looks at the server before and after a round."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        (folder,) = connection.execute("SHOW data_directory").fetchone()
+        self._parent = (Path(folder) / "postmaster.pid").read_text().split("\n", 1)[0]
+        self._log, self._processes = self._position(), self._seconds()
+
+    def spent(self) -> _Spent:
+        """What was spent since then."""
+        now = self._seconds()
+        both = now.keys() & self._processes.keys()
+        seconds = sum(now[process] - self._processes[process] for process in both) if both else None
+        return _Spent(self._position() - self._log, seconds)
+
+    def _position(self) -> int:
+        (found,) = self._connection.execute("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn").fetchone()
+        return int(found)
+
+    def _seconds(self) -> dict[str, float]:
+        """Processor time of each of the server's processes, as Linux tells it."""
+        found: dict[str, float] = {}
+        for file in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError):
+                # After the name, which may have anything in it: state, parent, …, user and system time.
+                values = file.read_text().rpartition(")")[2].split()
+                if values[1] == self._parent:
+                    found[file.parent.name] = (int(values[11]) + int(values[12])) / os.sysconf("SC_CLK_TCK")
+        return found
 
 
 # --- a writer ------------------------------------------------------------------

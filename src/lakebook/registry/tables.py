@@ -57,6 +57,7 @@ _TABLE = (
     _t.created_at,
     _t.updated_at,
 )
+_w = schema.namespaces.alias("wanted").c
 _with_namespace = schema.tables.join(schema.namespaces, _n.id == _t.namespace_id)
 GET_TABLE = Statement(
     sa.select(*_TABLE)
@@ -72,7 +73,8 @@ LIST_TABLES = Statement(
     sa.select(*_TABLE)
     .select_from(_with_namespace)
     .where(
-        _n.name == bind("namespace_name"),
+        # Its id as one value: the order then comes from the index, where a join would sort the whole namespace.
+        _t.namespace_id == sa.select(_w.id).where(_w.name == bind("namespace_name")).scalar_subquery(),
         _live,
         _t.name > bind("after"),
         _t.name >= bind("prefix"),
