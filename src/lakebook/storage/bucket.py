@@ -123,8 +123,11 @@ class Bucket:
         return hashed(path, self.stream(path, HASHED_AT_ONCE))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        return self._listed(prefix, None)
+
+    def _listed(self, prefix: str, after: str | None) -> Iterator[ObjectInfo]:
         with typed(self._on(prefix)):
-            for batch in obstore.list(self._store, prefix or None, chunk_size=_LISTED_AT_ONCE):
+            for batch in obstore.list(self._store, prefix or None, offset=after, chunk_size=_LISTED_AT_ONCE):
                 for found in batch:
                     yield ObjectInfo(found["path"], found["size"], found["last_modified"])
 

@@ -7,6 +7,7 @@ profiles of AWS: these go through boto3.
 
 from __future__ import annotations
 
+import builtins
 import random
 import time
 import uuid
@@ -34,7 +35,7 @@ from lakebook.errors import (
     StorageUnavailable,
 )
 from lakebook.storage.access import S3Access
-from lakebook.storage.answers import Failures, Measured, Sink, reason_of, refused, typed, unavailable
+from lakebook.storage.answers import Failures, Measured, ObjectInfo, Sink, reason_of, refused, typed, unavailable
 from lakebook.storage.bucket import DELETED_AT_ONCE, Bucket
 
 try:
@@ -42,6 +43,7 @@ try:
     from boto3.session import Session
     from botocore.config import Config
     from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
+    from botocore.parsers import ResponseParserError
     from obstore.auth.boto3 import Boto3CredentialProvider
 except ModuleNotFoundError:
     raise InvalidSetting(
@@ -124,7 +126,8 @@ class S3Bucket(Bucket):
             endpoint_url=access.endpoint or None,
             region_name=access.region,
             config=Config(
-                retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
+                # It would pause for longer than the settings allow: `_call` tries again.
+                retries={"mode": "standard", "total_max_attempts": 1},
                 connect_timeout=min(10.0, access.request_seconds),
                 read_timeout=access.request_seconds,
                 max_pool_connections=2 * _PARTS_AT_ONCE,
@@ -160,6 +163,10 @@ class S3Bucket(Bucket):
                 raise
             except StorageUnavailable:
                 if wait is None:
+                    # Only the answer may have been lost, also this time.
+                    with suppress(StorageUnavailable):
+                        if self._is_write(path, write):
+                            return None
                     raise
                 time.sleep(wait)
         return None
@@ -192,25 +199,31 @@ class S3Bucket(Bucket):
             upload.abandon()
             raise
 
-    def begin_upload(self, path: str, write: str) -> str:
-        """Begin to upload an object in parts."""
-        begun = self._call(
-            path,
-            lambda: self._client.create_multipart_upload(
+    def begin_upload(self, path: str, write: str) -> tuple[str, bool]:
+        """Begin to upload an object in parts; whether another upload may have been begun, whose answer was lost."""
+        tried = 0
+
+        def begin() -> Any:
+            nonlocal tried
+            tried += 1
+            return self._client.create_multipart_upload(
                 Bucket=self._bucket, Key=self._key(path), Metadata={_WRITE: write}
-            ),
-        )
-        return str(begun["UploadId"])
+            )
+
+        return str(self._call(path, begin)["UploadId"]), tried > 1
 
     def upload_part(self, path: str, upload: str, number: int, data: bytes) -> dict[str, Any]:
         """Upload one part, and what tells it when all are put together."""
-        stored = self._call(
-            path,
-            lambda: self._client.upload_part(
+
+        def store() -> str:
+            stored = self._client.upload_part(
                 Bucket=self._bucket, Key=self._key(path), UploadId=upload, PartNumber=number, Body=data
-            ),
-        )
-        return {"PartNumber": number, "ETag": stored["ETag"]}
+            )
+            if "ETag" not in stored:
+                raise OSError("the answer was cut short")
+            return str(stored["ETag"])
+
+        return {"PartNumber": number, "ETag": self._call(path, store)}
 
     def finish_upload(self, path: str, upload: str, parts: Sequence[dict[str, Any]], write: str) -> None:
         """Put the parts together, if there is no object yet."""
@@ -239,23 +252,57 @@ class S3Bucket(Bucket):
             )
 
     def end_uploads(self, prefix: str, before: datetime | None) -> int:
-        def pages() -> list[Any]:
-            below = f"{self._key(prefix)}/" if prefix else f"{self._prefix}/" if self._prefix else ""
-            paginator = self._client.get_paginator("list_multipart_uploads")
-            return [
-                found
-                for page in paginator.paginate(Bucket=self._bucket, Prefix=below)
-                for found in page.get("Uploads", ())
-            ]
-
+        below = f"{self._key(prefix)}/" if prefix else f"{self._prefix}/" if self._prefix else ""
         ended = 0
-        for found in self._call(prefix, pages):
+        for found in self._uploads(prefix, below):
             if before is None or found["Initiated"] < before:
                 self.abandon_upload(self._path(found["Key"]), found["UploadId"])
                 ended += 1
         return ended
 
+    def end_uploads_of(self, path: str) -> None:
+        """End every upload of one object; a path is written by one alone."""
+        key = self._key(path)
+        for found in self._uploads(path, key):
+            if found["Key"] == key:
+                self.abandon_upload(path, found["UploadId"])
+
+    def _uploads(self, path: str, below: str) -> builtins.list[Any]:
+        """What was begun and not finished, by what its keys begin with."""
+        uploads: builtins.list[Any] = []
+        marker: dict[str, str] = {}
+        while True:
+            page = self._call(
+                path,
+                lambda: self._client.list_multipart_uploads(Bucket=self._bucket, Prefix=below, **marker),  # noqa: B023 - called at once
+            )
+            uploads += page.get("Uploads", ())
+            if not page.get("IsTruncated"):
+                return uploads
+            marker = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+
     # --- reading ---------------------------------------------------------------
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        # A page that is cut short obstore does not ask for again. Keys come in order: it goes on behind the last one.
+        last: str | None = None
+        pauses = self._pauses()
+        while True:
+            try:
+                for found in self._listed(prefix, last):
+                    last, pauses = found.path, self._pauses()
+                    yield found
+                return
+            except StorageUnavailable:
+                # Of a listing obstore tells every failure alike.
+                self._call(
+                    prefix,
+                    lambda: self._client.list_objects_v2(Bucket=self._bucket, Prefix=self._key(prefix), MaxKeys=1),
+                )
+                wait = next(pauses)
+                if wait is None:
+                    raise
+                time.sleep(wait)
 
     def measure(self, path: str) -> Measured:
         with typed(self._on(path)):
@@ -292,31 +339,50 @@ class S3Bucket(Bucket):
         # Not by obstore's listing: it does not show the empty objects by which Hadoop marks a folder.
         failures: Failures = []
         count = 0
-        below = f"{self._key(prefix)}/"
-        paginator = self._client.get_paginator("list_objects_v2")
-        pages = iter(paginator.paginate(Bucket=self._bucket, Prefix=below))
-        while page := self._call(prefix, lambda: next(pages, None)):
-            keys = [found["Key"] for found in page.get("Contents", ())]
-            if keys:
-                self._delete_keys(keys, failures)
-                count += sum(not key.endswith("/") for key in keys)
+        for keys in self._keys_below(f"{self._key(prefix)}/", prefix):
+            self._delete_keys(keys, failures)
+            count += sum(not key.endswith("/") for key in keys)
         for _, error in failures:
             raise error
         # What an executor was still storing when it died.
         self.end_uploads(prefix, None)
         return count
 
+    def _keys_below(self, below: str, path: str) -> Iterator[builtins.list[str]]:
+        marker: dict[str, str] = {}
+        while True:
+            page = self._call(
+                path,
+                lambda: self._client.list_objects_v2(Bucket=self._bucket, Prefix=below, **marker),  # noqa: B023 - called at once
+            )
+            if keys := [found["Key"] for found in page.get("Contents", ())]:
+                yield keys
+            if not page.get("IsTruncated"):
+                return
+            marker = {"ContinuationToken": page["NextContinuationToken"]}
+
     def _call(self, path: str, request: Callable[[], _Result]) -> _Result:
+        """What boto3 gets for a request, which is made again while it fails in a way that may pass."""
+        for wait in self._pauses():
+            try:
+                return self._ask(path, request)
+            except StorageUnavailable:
+                if wait is None:
+                    raise
+                time.sleep(wait)
+        raise AssertionError("the last attempt has returned or raised")
+
+    def _ask(self, path: str, request: Callable[[], _Result]) -> _Result:
         on = self._on(path)
         try:
-            return request()
+            return _whole(request())
         except ClientError as error:
             told = error.response.get("Error", {})
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
             raise _by_code(told.get("Code", ""), status, told.get("Message", ""), on) from None
         except (NoCredentialsError, PartialCredentialsError) as error:
             raise refused(error, on) from None
-        except (BotoCoreError, OSError) as error:
+        except (BotoCoreError, ResponseParserError, OSError) as error:
             raise unavailable(error, on) from None
 
 
@@ -341,6 +407,16 @@ def _session(access: S3Access, on: str) -> Session:
     return session
 
 
+def _whole(answer: _Result) -> _Result:
+    """An answer whose head was not cut short: what reads it for boto3 takes it for one without a body."""
+    if isinstance(answer, dict) and "ResponseMetadata" in answer:
+        told = answer["ResponseMetadata"]
+        headers = told.get("HTTPHeaders", {})
+        if told.get("HTTPStatusCode") != 204 and not {"content-length", "transfer-encoding"} & headers.keys():
+            raise OSError("the answer was cut short")
+    return answer
+
+
 def _by_code(code: str, status: int, message: str, on: str) -> LakebookError:
     """What the store has answered, as an error of Lakebook."""
     if code in _ABSENT or (status == 404 and not code):
@@ -363,6 +439,8 @@ class _Upload:
         self._write = uuid.uuid4().hex
         self._waiting = bytearray()
         self._upload: str | None = None
+        # Whether an upload may have been begun that nobody knows the name of.
+        self._doubtful = False
         self._pool: ThreadPoolExecutor | None = None
         self._sent: deque[Future[dict[str, Any]]] = deque()
         self._parts: list[dict[str, Any]] = []
@@ -380,7 +458,11 @@ class _Upload:
 
     def _send(self, data: bytes) -> None:
         if self._upload is None:
-            self._upload = self._bucket.begin_upload(self._path, self._write)
+            try:
+                self._upload, self._doubtful = self._bucket.begin_upload(self._path, self._write)
+            except StorageUnavailable:
+                self._doubtful = True
+                raise
             self._pool = ThreadPoolExecutor(_PARTS_AT_ONCE, thread_name_prefix="lakebook-upload")
         while len(self._sent) >= _PARTS_AT_ONCE:
             self._parts.append(self._sent.popleft().result())
@@ -400,6 +482,7 @@ class _Upload:
             self._parts.append(self._sent.popleft().result())
         self._bucket.finish_upload(self._path, self._upload, self._parts, self._write)
         self._end_pool()
+        self._end_unknown()
 
     def abandon(self) -> None:
         """Leave nothing behind."""
@@ -407,6 +490,13 @@ class _Upload:
         if self._upload is not None:
             with suppress(LakebookError):
                 self._bucket.abandon_upload(self._path, self._upload)
+        self._end_unknown()
+
+    def _end_unknown(self) -> None:
+        if self._doubtful:
+            # Else a sweep of the folder ends them.
+            with suppress(LakebookError):
+                self._bucket.end_uploads_of(self._path)
 
     def _end_pool(self) -> None:
         if self._pool is not None:

@@ -54,8 +54,8 @@ class Warehouse:
         from lakebook.storage.s3 import S3Bucket  # Only who has a bucket needs what it is reached with.
 
         place = S3Bucket(self.root, self.access)
-        place.put_new(name, _PROBE, True)
         try:
+            place.put_new(name, _PROBE, True)
             return place.read(name)
         finally:
             place.delete([name], [])

@@ -90,4 +90,5 @@ def remove_unknown(lake: Lake, folder: str) -> int:
         removed += len(unknown)
         for path in unknown:
             lake.store.remove_empty_folders(path)
-    return removed
+    # What somebody was storing in parts when it died is no object yet, but costs as much.
+    return removed + lake.store.end_uploads(folder)
