@@ -21,7 +21,7 @@ class Buckets:
         host, port = self._server.get_host_and_port()
         self.endpoint = f"http://{host}:{port}"
         #: What reaches it, as a book's settings say it.
-        self.settings = {
+        self.settings: dict[str, Any] = {
             "s3_endpoint": self.endpoint,
             "s3_region": REGION,
             "s3_access_key_id": KEY,

@@ -288,7 +288,7 @@ def test_a_book_moves_into_a_bucket_and_back(
 ) -> None:
     (source, bytes_of), (target, to) = place(SQLITE), place(SQLITE)
     scaled, bucket = place(POSTGRESQL)[0], buckets.new_bucket()
-    reached: Any = buckets.settings
+    reached = buckets.settings
     with opened(source, bytes_of) as book:
         make_history(book, 7)
         table = numbers(book, "deleted", range(10))

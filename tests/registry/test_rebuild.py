@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import lakebook
 from books import POSTGRESQL, SQLITE, Postgres
+from buckets import Buckets
 from lake import insert, numbers
 from lakebook import Book
 from lakebook.components.janitor import Janitor
@@ -350,3 +352,28 @@ def test_the_janitor_writes_a_checkpoint_when_something_changed_and_keeps_a_few(
         assert janitor.run_once("checkpoint") == {"checkpoint": {"checkpoints": 0}}
     assert list_checkpoints(book.lake.store) == paths[:0:-1]
     assert "checkpoint" not in Janitor(loss.open(checkpoint_interval=0).lake).run_once()
+
+
+# --- a warehouse in a bucket ---------------------------------------------------------
+
+
+def test_the_registry_of_a_book_in_a_bucket_is_rebuilt_and_restored(
+    buckets: Buckets, postgres: Postgres, tmp_path: Path
+) -> None:
+    place: dict[str, Any] = {"warehouse": f"s3://{buckets.new_bucket()}/lake", "publish": "off", **buckets.settings}
+    with lakebook.open(postgres.new_database(with_book=False), **place) as book:
+        make_some_of_everything(book)
+        checkpoint(book)
+        before = answers(book)
+        book.backup(tmp_path / "backup")
+    rebuilt = tmp_path / "rebuilt"
+    report = lakebook.rebuild_book(place["warehouse"], rebuilt, **buckets.settings)
+    assert report.is_complete, report.unknown
+    with lakebook.open(rebuilt, create=False, **place) as again:
+        assert answers(again) == before
+        require_sound(again)
+    restored = postgres.new_database(with_book=False)
+    lakebook.restore_book(tmp_path / "backup", restored, **buckets.settings)
+    with lakebook.open(restored, create=False, **place) as again:
+        assert answers(again) == before
+        require_sound(again)
