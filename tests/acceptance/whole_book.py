@@ -186,6 +186,7 @@ def main(folder: str) -> None:
         spark = book.spark(**quick)
         try:
             for act in (tables, lines, streams, pipelines, others, upkeep, secrets):
+                sys.stderr.write(f"{datetime.now(UTC):%H:%M:%S} {act.__name__}\n")
                 told |= {f"{act.__name__}: {name}": found for name, found in act(book, spark).items()}
         finally:
             spark.stop()
