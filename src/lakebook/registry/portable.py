@@ -39,7 +39,7 @@ from lakebook.registry.backup_files import (
     new_file,
 )
 from lakebook.registry.commits import FENCE
-from lakebook.registry.databases import Database, SQLite
+from lakebook.registry.databases import Database, Failure, SQLite
 from lakebook.registry.epoch import SELECT_BOOK
 from lakebook.registry.migrate import HEAD, REVISIONS, migrate, migrate_to, revision_of
 from lakebook.registry.registry import Registry
@@ -345,7 +345,12 @@ def _insert(transaction: Transaction, name: str, columns: list[Column]) -> Inser
 
 
 def _columns_of(transaction: Transaction, name: str) -> set[str]:
-    cursor = transaction._connection.execute(f"SELECT * FROM {name} LIMIT 0")  # noqa: S608 - a name of the schema
+    try:
+        cursor = transaction._connection.execute(f"SELECT * FROM {name} LIMIT 0")  # noqa: S608 - a name of the schema
+    except transaction._database.errors as error:
+        if transaction._database.classify(error) is not Failure.OTHER:
+            raise
+        return set()  # A table of a later revision.
     return {str(item[0]) for item in cursor.description}
 
 
