@@ -23,6 +23,7 @@ import moving_processes
 import outside_writers
 import pipeline_processes
 import producing
+import recovery_points
 import table_writers
 import view_processes
 import writers
@@ -302,4 +303,5 @@ def test_every_failpoint_is_swept() -> None:
     }
     swept |= {*mirror_processes.POINTS, *producing.POINTS, producing.UPLOAD, *batch_processes.POINTS}
     swept |= {*view_processes.POINTS, *pipeline_processes.POINTS, *moving_processes.POINTS}
+    swept |= recovery_points.POINTS
     assert swept | migrations == set(failpoints.POINTS)

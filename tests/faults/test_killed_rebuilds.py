@@ -14,10 +14,10 @@ import pytest
 from books import POSTGRESQL, SQLITE, Postgres
 from lake import insert, numbers
 from lakebook.errors import RegistryUnfinished
+from lakebook.recovery.checkpoints import list_checkpoints
 from rebuilding import Loss, answers, checkpoint
+from recovery_points import DONE, STEPS, WRITTEN
 from streaming import produce
-
-POINTS = ("rebuild.begun=kill@1", "rebuild.chunk=kill@1", "rebuild.chunk=kill@9", "rebuild.filled=kill@1")
 
 
 @pytest.fixture(params=[SQLITE, POSTGRESQL])
@@ -36,10 +36,14 @@ def loss(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Loss]:
         request.getfixturevalue("postgres").drop(url)
 
 
-def rebuild_in_a_child(loss: Loss, point: str) -> int:
-    command = [sys.executable, "-m", "lakebook.cli.main", "rebuild", loss.warehouse, "--into", loss.target]
-    environment = {**os.environ, "LAKEBOOK_FAILPOINTS": point}
+def in_a_child(point: str, *words: str, **settings: str) -> int:
+    environment = {**os.environ, "LAKEBOOK_FAILPOINTS": point, **settings}
+    command = [sys.executable, "-m", "lakebook.cli.main", *words]
     return subprocess.run(command, env=environment, capture_output=True, check=False, timeout=60).returncode
+
+
+def rebuild_in_a_child(loss: Loss, point: str) -> int:
+    return in_a_child(point, "rebuild", loss.warehouse, "--into", loss.target)
 
 
 def test_a_rebuild_that_is_killed_leaves_no_book_and_the_next_one_begins_anew(loss: Loss) -> None:
@@ -50,14 +54,18 @@ def test_a_rebuild_that_is_killed_leaves_no_book_and_the_next_one_begins_anew(lo
     table = numbers(book, "numbers", [1, 2], [3])
     table.publish()
     insert(table, {"id": 4})
+    # A checkpoint is whole, or is none: whoever dies after it has left one more.
+    words = ("--book", loss.target, "maintenance", "run", "janitor", "--no-spark")
+    assert in_a_child(f"{WRITTEN}=kill@1", *words, LAKEBOOK_WAREHOUSE=loss.warehouse) == -signal.SIGKILL
+    assert len(list_checkpoints(book.lake.store)) == 1
     checkpoint(book)
     before = answers(book)
     loss.lose()
-    for point in POINTS:
+    for point in STEPS:
         assert rebuild_in_a_child(loss, point) == -signal.SIGKILL, point
         with pytest.raises(RegistryUnfinished):
             loss.open()
-    assert rebuild_in_a_child(loss, "rebuild.done=kill@1") == -signal.SIGKILL
+    assert rebuild_in_a_child(loss, f"{DONE}=kill@1") == -signal.SIGKILL
     again = loss.open()
     assert answers(again) == before
     assert again.verify().ok

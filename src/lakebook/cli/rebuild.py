@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from lakebook.cli.commands import BookCommand, Place, json_option, pass_place
 from lakebook.cli.output import print_json, print_line, print_note, print_table, working
-from lakebook.recovery.rebuild import rebuild_book
-from lakebook.recovery.report import RebuildReport
+
+if TYPE_CHECKING:
+    # Arrow and PyIceberg are loaded by who rebuilds.
+    from lakebook.recovery.report import RebuildReport
 
 # Objects that are named; the JSON has all of them.
 _MOST_NAMED = 20
@@ -27,6 +31,8 @@ def rebuild(place: Place, warehouse: str, into: str | None, as_json: bool) -> No
 
     If it is stopped in the middle there is no book yet: run it again.
     """
+    from lakebook.recovery.rebuild import rebuild_book
+
     target = place.target if into is None else into
     with working("rebuilding") as say:
         done = rebuild_book(warehouse, target, clock=place.clock, progress=say)

@@ -1,0 +1,9 @@
+"""Points at which whoever rebuilds a registry, writes a checkpoint or uploads is killed."""
+
+from __future__ import annotations
+
+STEPS = ("rebuild.begun=kill@1", "rebuild.chunk=kill@1", "rebuild.chunk=kill@9", "rebuild.filled=kill@1")
+DONE = "rebuild.done"
+WRITTEN = "checkpoint.written"
+UPLOAD = "upload.finishing"
+POINTS = {DONE, WRITTEN, UPLOAD, *(step.partition("=")[0] for step in STEPS)}
