@@ -39,7 +39,7 @@ def book(tmp_path: Path, empty_book: Path) -> Iterator[Book]:
     Only what outside engines leave beside their files may lie there too. Nothing is published in the background.
     """
     shutil.copytree(empty_book, tmp_path / "book")
-    opened = lakebook.open(tmp_path / "book", publish="off")
+    opened = lakebook.open(tmp_path / "book", publish="off", checkpoint_interval=0)
     try:
         yield opened
         found = opened.verify()
