@@ -19,6 +19,8 @@ _MARK = "lakebook-shipped.zip"
 
 def ship(spark: SparkSession) -> None:
     """Send Lakebook's modules to the executors, unless they share this machine's. Libraries are not sent with it."""
+    if getattr(spark, "_jvm", None) is None:
+        return  # A client of Spark Connect: its server's executors are its operator's.
     context = spark.sparkContext
     master = context.master or ""
     if master.startswith("local[") or master == "local":
