@@ -384,7 +384,9 @@ def test_a_server_that_is_stopped_and_started_is_waited_for(caplog: pytest.LogCa
         postgres = Postgres(Path(folder))
         place = Place(POSTGRESQL, postgres.new_database(), {"warehouse": postgres.warehouse})
         book = new_book(place)
-        impatient = place.open(**{**SETTINGS, "retry_attempts": 3, "retry_seconds": 0.2, "delivery_pause": 5.0})
+        impatient = place.open(
+            **{**SETTINGS, "retry_attempts": 3, "retry_seconds": 0.2, "outage_seconds": 0.0, "delivery_pause": 5.0}
+        )
         recorder = Recorder(NAMES[0], TABLES)
         with delivering(impatient, recorder) as astha:
             append(book, 0, 5)
