@@ -26,7 +26,9 @@ from table_facts import with_own_warehouse
 
 PROGRAM = Path(__file__).with_name("pipeline_processes.py")
 KILLS = int(os.environ.get("LAKEBOOK_TEST_PIPELINE_KILLS", "10"))
-RECORDS, PARTITIONS, SEGMENT, BATCH = 200_000, 4, 5_000, 20_000
+PARTITIONS, SEGMENT, BATCH = 4, 5_000, 20_000
+#: A batch for each of those who are killed, and at least what is asked for.
+RECORDS = max(200_000, KILLS * BATCH)
 
 
 class Runner:
