@@ -1092,6 +1092,10 @@ def test_credentials_come_from_a_profile_too(
     [
         ("s3://", {}),
         ("s3://bucket?key=s3cret", {}),
+        ("s3://bucket/a/../../other", {}),
+        # Engines would look for these elsewhere than we do.
+        ("s3://bucket//lake", {}),
+        ("s3://bucket/la\nke", {}),
         ("s3://key:s3cret@bucket/lake", {}),
         ("s3://bucket/lake", {"endpoint": "no address"}),
         ("s3://bucket/lake", {"endpoint": "https://key:s3cret@host"}),

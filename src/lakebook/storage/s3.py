@@ -72,7 +72,9 @@ class S3Bucket(Bucket):
         head = redact(root)
         place = urlsplit(root)
         self._bucket, self._prefix = place.netloc, place.path.strip("/")
-        if not self._bucket or "@" in self._bucket or place.query or place.fragment:
+        # What is read out of it has to be all of it: engines take the whole text for the name.
+        read = f"s3://{self._bucket}/{self._prefix}".rstrip("/")
+        if not self._bucket or "@" in self._bucket or read != root.rstrip("/"):
             raise InvalidSetting("it names no bucket", on=head, remedy="Write s3://bucket/prefix")
         found = access.resolved()
         session = _session(found, head)
