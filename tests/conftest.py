@@ -13,6 +13,7 @@ import soak_record
 from books import MEMORY, POSTGRESQL, SQLITE, Place, Postgres
 from buckets import Buckets
 from lakebook import Book
+from rebuilding import Loss
 
 
 @pytest.fixture(scope="session")
@@ -74,6 +75,23 @@ def place(request: pytest.FixtureRequest, make_place: Callable[..., Place]) -> P
 def shared_place(request: pytest.FixtureRequest, make_place: Callable[..., Place]) -> Place:
     """The kinds that several books and processes can open at once."""
     return make_place(request.param)
+
+
+@pytest.fixture(params=[SQLITE, POSTGRESQL])
+def loss(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Loss]:
+    """Books whose registry is lost, on both databases."""
+    databases: list[str] = []
+
+    def new_database() -> str:
+        postgres: Postgres = request.getfixturevalue("postgres")
+        databases.append(postgres.new_database(with_book=False))
+        return databases[-1]
+
+    loss = Loss(request.param, tmp_path, new_database)
+    yield loss
+    loss.close()
+    for url in databases:
+        request.getfixturevalue("postgres").drop(url)
 
 
 @pytest.fixture

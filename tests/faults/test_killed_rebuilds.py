@@ -6,34 +6,15 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from books import POSTGRESQL, SQLITE, Postgres
 from lake import insert, numbers
 from lakebook.errors import RegistryUnfinished
 from lakebook.recovery.checkpoints import list_checkpoints
 from rebuilding import Loss, answers, checkpoint
 from recovery_points import DONE, STEPS, WRITTEN
 from streaming import produce
-
-
-@pytest.fixture(params=[SQLITE, POSTGRESQL])
-def loss(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Loss]:
-    databases: list[str] = []
-
-    def new_database() -> str:
-        postgres: Postgres = request.getfixturevalue("postgres")
-        databases.append(postgres.new_database(with_book=False))
-        return databases[-1]
-
-    loss = Loss(request.param, tmp_path, new_database)
-    yield loss
-    loss.close()
-    for url in databases:
-        request.getfixturevalue("postgres").drop(url)
 
 
 def in_a_child(point: str, *words: str, **settings: str) -> int:

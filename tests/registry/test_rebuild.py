@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import lakebook
-from books import POSTGRESQL, SQLITE, Postgres
+from books import Postgres
 from buckets import Buckets
 from lake import insert, numbers
 from lakebook import Book
@@ -30,22 +29,6 @@ from rebuilding import (
 from streaming import produce
 
 TOPIC = "orders"
-
-
-@pytest.fixture(params=[SQLITE, POSTGRESQL])
-def loss(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Loss]:
-    databases: list[str] = []
-
-    def new_database() -> str:
-        postgres: Postgres = request.getfixturevalue("postgres")
-        databases.append(postgres.new_database(with_book=False))
-        return databases[-1]
-
-    loss = Loss(request.param, tmp_path, new_database)
-    yield loss
-    loss.close()
-    for url in databases:
-        request.getfixturevalue("postgres").drop(url)
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from lakebook.recovery.report import Contested, Hole, Left, RebuildReport, Rebui
 from lakebook.recovery.streams import FoundTopic, found_topics
 from lakebook.recovery.tables import Known, Rebuilt, known_tables, made_known, rebuild_table
 from lakebook.registry import schema
+from lakebook.registry.checkpoints import WHOLE
 from lakebook.registry.databases import Database, SQLite, database_for
 from lakebook.registry.rebuilding import Filling, prepare
 from lakebook.registry.registry import Registry
@@ -602,34 +603,7 @@ class _Rebuild:
 
 
 _OBJECTS = ("topics", "partitions", "consumer_groups", "tables")
-_TABLES = (
-    schema.namespaces,
-    schema.topics,
-    schema.partitions,
-    schema.consumer_groups,
-    schema.consumer_offsets,
-    schema.offset_resets,
-    schema.producers,
-    schema.producer_batches,
-    schema.sink_batches,
-    schema.mirror_positions,
-    schema.tables,
-    schema.table_metadata,
-    schema.table_horizons,
-    schema.iceberg_tables,
-    schema.lakehouse_partitions,
-    schema.pipelines,
-    schema.pipeline_offsets,
-    schema.views,
-    schema.view_instances,
-    schema.view_sources,
-    schema.pauses,
-    schema.known_gaps,
-    schema.table_versions,
-    schema.table_snapshots,
-    schema.segments,
-    schema.table_files,
-)
+_TABLES = (*WHOLE, schema.table_versions, schema.table_snapshots, schema.segments, schema.table_files)
 
 
 def _producers(known: Sequence[Row], topics: Sequence[FoundTopic], now: int) -> list[Row]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from lakebook.clock import to_ms
 from lakebook.iceberg.recovering import RecoveredFile, RecoveredTable, RecoveredVersion, Shape
+from lakebook.registry.tables import empty_table
 from lakebook.storage.answers import ObjectInfo
 
 Row = dict[str, Any]
@@ -84,29 +85,8 @@ def rebuild_table(
 def made_known(recovered: RecoveredTable, ident: int, namespace_id: int, name: str, object_id: int, now: int) -> Known:
     """What is said of a table that only its own metadata knows."""
     oldest = recovered.versions[0].version if recovered.versions else 0
-    table = {
-        "id": ident,
-        "object_id": object_id,
-        "namespace_id": namespace_id,
-        "name": name,
-        "table_uuid": recovered.table_uuid,
-        "format": "parquet",
-        "version": 0,
-        "schema_version": 1,
-        "last_field_id": recovered.last_field_id,
-        "last_file_id": 0,
-        "row_count": 0,
-        "deleted_rows": 0,
-        "file_count": 0,
-        "total_size": 0,
-        "last_modified": now,
-        "created_at": now,
-        "updated_at": now,
-        "deleted_at": None,
-        "hold_until": 0,
-        "topic_id": None,
-        "view_id": None,
-    }
+    fields = recovered.last_field_id
+    table = {"id": ident, **empty_table(object_id, namespace_id, name, recovered.table_uuid, "parquet", fields, now)}
     known = Known(table, [], oldest)
     said = (version.schema_id for version in recovered.versions)
     used = [schema_id for schema_id in said if schema_id is not None and schema_id in recovered.schemas]

@@ -30,8 +30,8 @@ _k = schema.table_snapshots.c
 _s = schema.segments.c
 _lo = schema.lake_objects.c
 
-# Each of them whole.
-_WHOLE = (
+#: Registry tables that a checkpoint has as a whole.
+WHOLE = (
     schema.namespaces,
     schema.topics,
     schema.partitions,
@@ -135,7 +135,7 @@ def changes_of(reader: Reader) -> tuple[int, ...]:
 
 def checkpoint_rows(reader: Reader) -> Iterator[Rows]:
     """Everything that a checkpoint has; the caller reads on one consistent state."""
-    for table in _WHOLE:
+    for table in WHOLE:
         yield _of(reader, table, tuple(str(column.name) for column in table.columns))
     newest = _v.version > sa.select(_t.version - MOST_VERSIONS).where(_t.id == _v.table_id).scalar_subquery()
     yield _of(

@@ -332,6 +332,34 @@ def _shared_namespace(transaction: Transaction, name: str) -> int:
 # --- tables --------------------------------------------------------------------
 
 
+def empty_table(
+    object_id: int, namespace_id: int, name: str, table_uuid: str, kind: str, last_field_id: int, now: int
+) -> dict[str, Any]:
+    """The row of a table at version 0, without files and without its id, in the order of its columns."""
+    return {
+        "object_id": object_id,
+        "namespace_id": namespace_id,
+        "name": name,
+        "table_uuid": table_uuid,
+        "format": kind,
+        "version": 0,
+        "schema_version": 1,
+        "last_field_id": last_field_id,
+        "last_file_id": 0,
+        "row_count": 0,
+        "deleted_rows": 0,
+        "file_count": 0,
+        "total_size": 0,
+        "last_modified": now,
+        "created_at": now,
+        "updated_at": now,
+        "deleted_at": None,
+        "hold_until": 0,
+        "topic_id": None,
+        "view_id": None,
+    }
+
+
 def create_table(transaction: Transaction, wanted: NewTable, commit_id: str, at: int | None = None) -> TableRecord:
     """Create a table at version 0, without files; `at` is its time, where that was chosen before."""
     namespace_id = _shared_namespace(transaction, wanted.namespace)
@@ -344,28 +372,9 @@ def create_table(transaction: Transaction, wanted: NewTable, commit_id: str, at:
         )
     object_id = transaction.create_object("table", at)
     now = transaction.time_of(object_id)
-    row = {
-        "object_id": object_id,
-        "namespace_id": namespace_id,
-        "name": wanted.name,
-        "table_uuid": wanted.table_uuid or str(uuid.uuid4()),
-        "format": wanted.format,
-        "version": 0,
-        "schema_version": 1,
-        "last_field_id": wanted.last_field_id,
-        "last_file_id": 0,
-        "row_count": 0,
-        "deleted_rows": 0,
-        "file_count": 0,
-        "total_size": 0,
-        "last_modified": now,
-        "created_at": now,
-        "updated_at": now,
-        "deleted_at": None,
-        "hold_until": 0,
-        "topic_id": wanted.topic_id,
-        "view_id": wanted.view_id,
-    }
+    unique = wanted.table_uuid or str(uuid.uuid4())
+    row = empty_table(object_id, namespace_id, wanted.name, unique, wanted.format, wanted.last_field_id, now)
+    row |= {"topic_id": wanted.topic_id, "view_id": wanted.view_id}
     table_id = insert_new(transaction, object_id, schema.tables, row)
     metadata = {
         "table_id": table_id,

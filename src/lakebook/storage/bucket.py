@@ -7,16 +7,16 @@ import io
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import datetime
 from itertools import islice
 from typing import Any, BinaryIO, cast
 
 import obstore
-from obstore.exceptions import BaseError, GenericError
+from obstore.exceptions import GenericError
 
 from lakebook.config import redact
-from lakebook.errors import LakebookError, ObjectNotFound, StorageUnavailable
+from lakebook.errors import LakebookError, ObjectNotFound
 from lakebook.storage.answers import (
     BUFFER,
     HASHED_AT_ONCE,
@@ -135,33 +135,10 @@ class Bucket:
         rest = iter(paths)
         while batch := list(islice(rest, DELETED_AT_ONCE)):
             try:
-                obstore.delete(self._store, batch)
-            except (BaseError, OSError):
-                # A batch that fails does not say which of them failed.
-                self._delete_each(batch, failures)
-
-    def _delete_each(self, paths: Sequence[str], failures: Failures) -> None:
-        outage: LakebookError | None = None
-        for path in paths:
-            if outage is not None:
-                failures.append((path, outage))
-                continue
-            try:
-                with typed(self._on(path)), suppress(FileNotFoundError):
-                    obstore.delete(self._store, path)
+                with typed(self._on(batch[0])):
+                    obstore.delete(self._store, batch)
             except LakebookError as error:
-                failures.append((path, error))
-                # Each request is tried for a while, so it matters whether this object alone fails.
-                outage = error if error.transient and not self._answers(path) else None
-
-    def _answers(self, path: str) -> bool:
-        try:
-            self._size(path)
-        except StorageUnavailable:
-            return False
-        except LakebookError:
-            return True
-        return True
+                failures.extend((path, error) for path in batch)
 
     def delete_folder(self, prefix: str) -> int:
         failures: Failures = []
