@@ -19,6 +19,7 @@ from bench import (
     delivery,
     footers,
     inserts,
+    moving,
     pipelines,
     planning,
     publishing,
@@ -50,6 +51,7 @@ _PARTS = (
     "pipelines",
     "scale",
     "writers",
+    "moving",
 )
 _FULL = Effort(rounds=15, seconds=0.1, singles=5_000)
 _QUICK = Effort(rounds=5, seconds=0.03, singles=1_000)
@@ -66,6 +68,7 @@ _SIZES = {
     "scale-rows": ("files, segments and events of a book that has grown", "1000,1000000", "1000,20000"),
     "scale-tables": ("tables and topics of a book that has grown", "10,10000", "10,200"),
     "writer-seconds": ("seconds that each number of writers commits", "6", "1"),
+    "moving-files": ("files of the books that are copied and rebuilt", "20000", "1000"),
 }
 _RESULTS = Path(__file__).parent / "results.json"
 
@@ -111,6 +114,7 @@ def _measure(console: Console, ground: Ground, asked: Asked) -> Iterator[Result]
         "pipelines": pipelines.measure,
         "scale": scale.measure,
         "writers": writers.measure,
+        "moving": moving.measure,
     }
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True) as progress:
@@ -193,6 +197,7 @@ def _asked(options: argparse.Namespace) -> Asked:
         sizes("scale-rows"),
         sizes("scale-tables"),
         sizes("writer-seconds")[-1],
+        sizes("moving-files"),
     )
 
 

@@ -44,3 +44,5 @@ class Asked:
     grown_tables: Sequence[int] = ()
     #: Seconds that a number of writers gets.
     writing: int = 1
+    #: Files of the books that are copied and rebuilt.
+    moved: Sequence[int] = ()

@@ -26,7 +26,11 @@ _HOT: dict[str, tuple[Statement, tuple[Any, ...]]] = {
 # What follows the events differs between the databases; PostgreSQL plans these for their values only.
 _FOLLOWING: dict[str, dict[str, Statement]] = {
     SQLITE: {"AFTER_ID": events.AFTER_ID},
-    POSTGRESQL: {"FIRST_NEW_ID": events.FIRST_NEW_ID, "NEW_IN_SNAPSHOT": events.NEW_IN_SNAPSHOT},
+    POSTGRESQL: {
+        "SNAPSHOT_AND_LAST": events.SNAPSHOT_AND_LAST,
+        "FIRST_NEW_ID": events.FIRST_NEW_ID,
+        "NEW_IN_SNAPSHOT": events.NEW_IN_SNAPSHOT,
+    },
 }
 
 
@@ -91,6 +95,7 @@ def _of_postgresql(connection: Any) -> dict[str, str]:
     now = connection.execute("SELECT CAST(pg_current_snapshot() AS text)").fetchone()[0]
     newest = connection.execute("SELECT coalesce(max(id), 0) FROM events").fetchone()[0]
     following = {
+        "SNAPSHOT_AND_LAST": (_FOLLOWING[POSTGRESQL]["SNAPSHOT_AND_LAST"], (now.partition(":")[0],)),
         "FIRST_NEW_ID": (_FOLLOWING[POSTGRESQL]["FIRST_NEW_ID"], (now, now)),
         "NEW_IN_SNAPSHOT": (_FOLLOWING[POSTGRESQL]["NEW_IN_SNAPSHOT"], (newest, now, now, 101)),
     }

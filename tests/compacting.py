@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from lakebook import Book
 from lakebook.lake.attempts import Attempt
-from lakebook.lake.compaction import Choice, CompactionReport, begin, choose, finish
+from lakebook.lake.compaction import Choice, CompactionReport, begin, choose, claimed, finish
 from lakebook.lake.inserting import write_arrow
 from lakebook.lake.leasing import Lease, acquire
 from lakebook.lake.reading import read_table
@@ -41,13 +41,13 @@ def write(book: Book, choice: Choice, attempt: Attempt, lease: Lease) -> list[Ne
 def by_arrow(book: Book, table: Table, max_bytes: int = MUCH) -> CompactionReport | None:
     """Compact once; none if there is nothing to gain."""
     record = table.record
-    with acquire(book.lake, record) as lease:
+    with claimed(book.lake, record) as claim, acquire(book.lake, record) as lease:
         choice = choose(book.lake, record, lease, max_bytes)
         if choice is None:
             return None
         with begin(book.lake, record, choice) as attempt:
             files = write(book, choice, attempt, lease)
-            return finish(book.lake, lease, attempt, choice, files, Steps(book.lake.clock))
+            return finish(book.lake, lease, attempt, choice, files, Steps(book.lake.clock), claim)
 
 
 def enter_sizes(book: Book, table: Table, sizes: Sequence[tuple[int, str]], spec_id: int = 0) -> None:

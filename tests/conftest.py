@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,11 +12,14 @@ from typing import Any
 
 import pytest
 
+import lakebook
 import soak_record
 from books import MEMORY, POSTGRESQL, SQLITE, Place, Postgres
-from buckets import Buckets
+from buckets import BUCKET, FOLDER, Buckets
+from extent import left_out
 from lakebook import Book
 from rebuilding import Loss
+from table_facts import with_bucket, with_own_warehouse
 
 
 @pytest.fixture(scope="session")
@@ -39,8 +45,16 @@ def buckets() -> Iterator[Buckets]:
     server.stop()
 
 
+@pytest.fixture(scope="session")
+def empty_book(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder to copy: that is quicker than to make a book."""
+    folder = tmp_path_factory.mktemp("empty") / "book"
+    lakebook.open(folder).close()
+    return folder
+
+
 @pytest.fixture
-def make_place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Place]]:
+def make_place(request: pytest.FixtureRequest, tmp_path: Path, empty_book: Path) -> Iterator[Callable[..., Place]]:
     places: list[Place] = []
     databases: list[str] = []
 
@@ -50,6 +64,8 @@ def make_place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Calla
             target = ":memory:"
         elif kind == SQLITE:
             target = str(tmp_path / "book")
+            if with_book and not Path(target).exists():
+                shutil.copytree(empty_book, target)
         else:
             postgres: Postgres = request.getfixturevalue("postgres")
             target = postgres.new_database(with_book=with_book)
@@ -63,6 +79,20 @@ def make_place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Calla
         place.close()
     for url in databases:
         request.getfixturevalue("postgres").drop(url)
+
+
+@pytest.fixture(params=[FOLDER, BUCKET])
+def with_warehouse(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Place], Place]:
+    """Gives each place a warehouse that no other has, in a folder or in a bucket."""
+    folders = itertools.count(1)
+
+    def give(place: Place) -> Place:
+        if request.param == FOLDER:
+            return with_own_warehouse(place, tmp_path / f"own-{next(folders)}")
+        buckets: Buckets = request.getfixturevalue("buckets")
+        return with_bucket(place, buckets)
+
+    return give
 
 
 @pytest.fixture(params=[MEMORY, SQLITE, POSTGRESQL])
@@ -97,6 +127,18 @@ def loss(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Loss]:
 @pytest.fixture
 def book(place: Place) -> Book:
     return place.open()
+
+
+def pytest_configure() -> None:
+    # Whoever starts the tests in the background of a shell has them ignore interrupts, and with them all they start.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    gone = left_out(items)
+    config.hook.pytest_deselected(items=list(gone))
+    items[:] = [item for item in items if item not in gone]
 
 
 # --- what the long tests found -----------------------------------------------------

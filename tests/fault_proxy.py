@@ -14,6 +14,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime, timedelta
+from email.utils import format_datetime, parsedate_to_datetime
 from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -23,6 +25,8 @@ from urllib.parse import urlsplit
 ERROR, SLOW_DOWN, REFUSED, CLOSED, HELD = "500", "503", "403", "closed", "held"
 #: These are carried out; what the client hears of it is the matter.
 LATE, SHORT, LOST = "late", "short", "lost"
+#: The store does not hear that something is to be created only where there is nothing.
+UNCONDITIONAL = "unconditional"
 #: A store may find out after it has begun to answer: the status is 200, and the body says that it failed.
 ERROR_INSIDE = "200 with an error"
 ENDLESS = 1_000_000
@@ -33,6 +37,8 @@ _TOLD = {
     REFUSED: (403, "AccessDenied"),
     ERROR_INSIDE: (200, "InternalError"),
 }
+_SIGNER = re.compile(r"Credential=([^/]+)/\d+/([^/]+)/s3/aws4_request")
+_DATED = re.compile(rb"(<LastModified>)([^<]+Z)(</LastModified>)")
 _BETWEEN_TWO = frozenset({"connection", "transfer-encoding", "keep-alive", "expect", "content-length"})
 
 
@@ -57,15 +63,40 @@ class Answer:
     body: bytes
 
 
-class FaultProxy:
-    """Listens on a port of its own in the place of a store."""
+@dataclass(frozen=True)
+class Head:
+    """What came before a request's body."""
 
-    def __init__(self, endpoint: str) -> None:
+    method: str
+    target: str
+    host: str
+    headers: dict[str, str]
+
+    @property
+    def signer(self) -> tuple[str, str, str | None]:
+        """Whose key has signed it, for which region, and the token that came with it."""
+        found = _SIGNER.search(self.headers.get("authorization", ""))
+        assert found is not None, self.headers
+        return found[1], found[2], self.headers.get("x-amz-security-token")
+
+
+class FaultProxy:
+    """Listens on a port of its own in the place of a store.
+
+    With a name, it is for those who speak to a store of that name through a proxy of HTTP: they need not find the name,
+    nor one with a bucket's before it.
+    """
+
+    def __init__(self, endpoint: str, name: str = "", *, ahead: timedelta = timedelta()) -> None:
+        """Stand before a store, by whose clock it is later by `ahead`."""
         self._store = urlsplit(endpoint)
+        self._name = name
+        self._ahead = ahead
         self._lock = threading.Lock()
         self._rules: list[Rule] = []
         #: Every request as it came, and what it got, if that was a fault.
         self.requests: list[tuple[str, str | None]] = []
+        self.heads: list[Head] = []
         self.closed = threading.Event()
         self._server = _Server(("127.0.0.1", 0), _Between)
         self._server.proxy = self
@@ -110,6 +141,17 @@ class FaultProxy:
             self.requests.append((request, None))
             return None
 
+    def note(self, method: str, target: str, headers: Any) -> str:
+        """Write down how a request came; what is asked of the store, to which it has to be said another way."""
+        host = headers.get("Host", "")
+        with self._lock:
+            self.heads.append(Head(method, target, host, {name.lower(): value for name, value in headers.items()}))
+        if not target.startswith("http://"):
+            return target
+        plain = target.partition("://")[2].partition("/")[2]
+        bucket = host.partition(":")[0].removesuffix(self._name).rstrip(".")
+        return f"/{bucket}/{plain}" if bucket else f"/{plain}"
+
     def count(self, fits: str) -> int:
         """How many requests have come that fit."""
         with self._lock:
@@ -130,7 +172,8 @@ class FaultProxy:
             connection.putrequest(method, target, skip_host=True, skip_accept_encoding=True)
             for name, value in headers:
                 if name.lower() not in _BETWEEN_TWO:
-                    connection.putheader(name, value)
+                    # The store looks for a bucket in a name that is not its own.
+                    connection.putheader(name, self._store.netloc if name.lower() == "host" and self._name else value)
             connection.putheader("Connection", "close")
             connection.putheader("Content-Length", str(len(body)))
             connection.endheaders(body)
@@ -139,9 +182,27 @@ class FaultProxy:
             kept = [(name, value) for name, value in answer.getheaders() if name.lower() not in _BETWEEN_TWO]
             # Of what a HEAD asks about, the length is told without it.
             length = (answer.getheader("Content-Length") or "0") if method == "HEAD" else str(len(content))
-            return Answer(answer.status, [*kept, ("Content-Length", length)], content)
+            return self._dated(Answer(answer.status, [*kept, ("Content-Length", length)], content))
         finally:
             connection.close()
+
+    def _dated(self, answer: Answer) -> Answer:
+        """An answer of a store whose clock is not ours."""
+        if not self._ahead:
+            return answer
+        headers = [
+            (name, format_datetime(parsedate_to_datetime(value) + self._ahead, usegmt=True))
+            if name.lower() in ("date", "last-modified")
+            else (name, value)
+            for name, value in answer.headers
+        ]
+        # The text has the same length as before.
+        body = _DATED.sub(lambda found: found[1] + self._later(found[2]) + found[3], answer.body)
+        return Answer(answer.status, headers, body)
+
+    def _later(self, text: bytes) -> bytes:
+        moment = datetime.fromisoformat(text.decode()) + self._ahead
+        return f"{moment.strftime('%Y-%m-%dT%H:%M:%S')}.{moment.microsecond // 1000:03}Z".encode()
 
     def close(self) -> None:
         self.closed.set()
@@ -175,7 +236,8 @@ class _Between(BaseHTTPRequestHandler):
     def _take(self) -> None:
         body = self._chunked() if "chunked" in self.headers.get("Transfer-Encoding", "") else self._sized()
         proxy = self.server.proxy
-        rule = proxy.rule_for(f"{self.command} {self.path}")
+        target = proxy.note(self.command, self.path, self.headers)
+        rule = proxy.rule_for(f"{self.command} {target}")
         fault = rule.fault if rule is not None else None
         if fault == CLOSED:
             self._hang_up()
@@ -186,7 +248,10 @@ class _Between(BaseHTTPRequestHandler):
             told = f'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>{code}</Code><Message>no</Message></Error>'
             self._answer(Answer(status, [("Content-Type", "application/xml")], told.encode()))
         else:
-            answer = proxy.ask(self.command, self.path, list(self.headers.items()), body)
+            headers = list(self.headers.items())
+            if fault == UNCONDITIONAL:
+                headers = [(name, value) for name, value in headers if name.lower() != "if-none-match"]
+            answer = proxy.ask(self.command, target, headers, body)
             if fault == LATE and rule is not None:
                 proxy.closed.wait(rule.seconds)
             if fault == LOST:

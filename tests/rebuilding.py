@@ -30,13 +30,8 @@ def records_of(book: Book, topic: str) -> dict[int, list[tuple[int, bytes | None
     """Every record of a topic: its offset and its value, by partition."""
     found: dict[int, list[tuple[int, bytes | None]]] = {}
     with book.consumer(topic, start="earliest") as consumer:
-        ends = {item.partition_id: item.high_watermark for item in book.metadata.list_partitions(topic).items}
-        while True:
-            for record in consumer.poll(0.5):
-                found.setdefault(record.partition, []).append((record.offset, record.value))
-            positions = consumer.position()
-            if all(positions.get((topic, number), 0) >= end for number, end in ends.items()):
-                break
+        for record in consumer.until_end():
+            found.setdefault(record.partition, []).append((record.offset, record.value))
     return found
 
 
@@ -111,10 +106,17 @@ class Loss:
         self._new_database = new_database
         self.target = str(folder / "book") if kind == SQLITE else new_database()
         self.warehouse = str(folder / "book" / "warehouse")
+        #: What reaches the warehouse.
+        self.reached: dict[str, Any] = {}
         self._places = [self._place()]
 
     def _place(self) -> Place:
-        return Place(self.kind, self.target, {"warehouse": self.warehouse, "checkpoint_interval": 300})
+        return Place(self.kind, self.target, {"warehouse": self.warehouse, "checkpoint_interval": 300, **self.reached})
+
+    def in_bucket(self, warehouse: str, reached: dict[str, Any]) -> None:
+        """Have the bytes in a bucket; to be said before the book is opened."""
+        self.warehouse, self.reached = warehouse, reached
+        self._places[-1] = self._place()
 
     def open(self, **settings: Any) -> Book:
         """The book as it is now."""
@@ -137,7 +139,7 @@ class Loss:
 
     def rebuild(self) -> RebuildReport:
         """Rebuild the registry from the warehouse."""
-        return rebuild_book(self.warehouse, self.target)
+        return rebuild_book(self.warehouse, self.target, **self.reached)
 
     def after(self) -> Book:
         """Lose the registry, rebuild it, and open the book."""
@@ -154,12 +156,14 @@ def record_table(values: Sequence[str]) -> pa.Table:
     )
 
 
-def stray_segment(book: Book, topic: str, partition: int, base: int, *values: str, folder: str = "t99") -> str:
-    """A segment's file that no registry ever knew; its path."""
+def stray_segment(
+    book: Book, topic: str, partition: int, base: int, *values: str, folder: str = "t99", **more: Any
+) -> str:
+    """A segment's file that no registry ever knew; its path. `more` is what it says of itself beside its place."""
     found = book.metadata.get_topic(topic)
     assert found is not None
     path = f"topics/{found.id}/{partition}/{folder}/{uuid.uuid4().hex}.parquet"
-    facts = {"topic_id": found.id, "partition": partition, "base_offset": base}
+    facts = {"topic_id": found.id, "partition": partition, "base_offset": base, **more}
     store_segment(book.lake.store, path, stamped(record_table(values), partition, base), facts=facts)
     return path
 

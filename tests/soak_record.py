@@ -9,7 +9,8 @@ from pathlib import Path
 
 _TITLE = """# The last soak
 
-What the long fault tests found when they were run last, file by file. `make soak` runs and records all of them.
+What the long fault tests found when they were run last, file by file. `make soak` runs and records all of them; a file
+that has no section here has not been run at length yet.
 """
 _HEAD = "## "
 

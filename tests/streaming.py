@@ -14,8 +14,10 @@ import pyarrow as pa
 from lakebook import Book, SegmentInfo
 from lakebook.clock import to_datetime
 from lakebook.streams.consumer import Consumer
+from lakebook.streams.landing import Landing, land_batch, most_record
 from lakebook.streams.records import Record
 from lakebook.streams.segment_files import CONTENT_SCHEMA, stamped, store_segment
+from lakebook.streams.staging import Stage, Stager
 
 PATIENCE = 60
 
@@ -61,6 +63,38 @@ def produce(
     result = book.metadata.append_segments(turn, [segment], footers={stored.path: stored.footer} if footer else {})
     book.metadata.release_append(result.turn)
     return result.segments[0]
+
+
+def land(book: Book, *tasks: Sequence[bytes], spread: bool = False, **options: Any) -> Landing:
+    """Stage values for `orders`, each sequence by a task of its own, and land them as one batch.
+
+    If they are to be spread, every partition gets one after the other.
+    """
+    topic = book.topics["orders"].record
+    folder = book.metadata.open_stream_folder("orders", "s")
+    assert folder.commit_id is not None
+    stage = Stage(
+        "orders",
+        topic.id,
+        folder.folder,
+        folder.commit_id,
+        topic.partition_count,
+        True,
+        most_record(book.lake, topic),
+    )
+    staged = []
+    for values in tasks:
+        stager = Stager(book.lake.store, stage)
+        # As Spark hands them over, in several batches.
+        for start in range(0, len(values), 7):
+            some = values[start : start + 7]
+            rows = pa.table({"value": pa.array(some, pa.binary())})
+            if spread:
+                numbers = [(start + number) % topic.partition_count for number in range(len(some))]
+                rows = rows.append_column("partition", pa.array(numbers, pa.int32()))
+            stager.add(rows, book.lake.clock.now_ms())
+        staged += stager.finish()
+    return land_batch(book.lake, book.metadata, stage, staged, **options)
 
 
 def read(consumer: Consumer, number: int) -> list[Record]:

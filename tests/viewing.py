@@ -6,13 +6,17 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from lake import insert
+from lake import insert, rows_of
 from lakebook import Book
 from lakebook.clock import to_ms
+from lakebook.lake.attempts import Attempt
+from lakebook.lake.inserting import write_arrow
 from lakebook.lake.table import Table
 from lakebook.registry.claims import Claim, settle_claim, take_claim
 from lakebook.registry.ranges import NewRange, Range, enter_range, replaced_by, retire_ranges
 from lakebook.registry.transactions import Transaction
+from lakebook.views.building import _described, insert_partition
+from lakebook.views.shaping import table_for
 from lakebook.views.view import View
 
 T0 = datetime(2024, 1, 1, tzinfo=UTC)
@@ -67,6 +71,24 @@ def enter_hours(book: Book, view: View, hours: Iterable[int]) -> None:
     """Enter empty ranges of an hour each."""
     for hour in hours:
         enter(book, view, claim(book, view, at(hour), at(hour + 1)))
+
+
+def build_hours(book: Book, view: View, source: Table, hours: Iterable[int]) -> None:
+    """Build ranges of an hour each with the rows that a table of orders has of them: Arrow writes the files."""
+    record = view.record
+    rows = source.to_arrow().to_pylist()
+    for hour in hours:
+        held = claim(book, view, at(hour), at(hour + 1))
+        table = table_for(book.lake, record, held.instance, "id BIGINT, ts TIMESTAMP, region STRING")
+        wanted = [row for row in rows if row["ts"] is not None and at(hour) <= row["ts"] < at(hour + 1)]
+        with Attempt(book.lake, table, by_view=True) as attempt:
+            shape = book.lake.shape_of(table, table.schema_version)
+            target = Table(book.lake, table)
+            files = write_arrow(book.lake, table, attempt, shape, rows_of(target, wanted)) if wanted else []
+            made = _described(book.lake, record, table, held, files, "sources", ())
+            insert_partition(
+                book.lake, record, held.instance, table, held, attempt, made, files, lambda _: None, "overwrite"
+            )
 
 
 def stale_hours(view: View) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -10,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lakebook.clock import Clock, SystemClock
+from lakebook.clock import Clock, SystemClock, to_ms
 from lakebook.config import Settings, load_settings
-from lakebook.errors import BookNotFound, InvalidSetting, WarehouseNotWritable
+from lakebook.errors import BookNotFound, InvalidSetting, LakebookError, WarehouseNotWritable
 from lakebook.metrics import Metrics
 from lakebook.names import check_name
 from lakebook.pages import Page, check_limit, page_of
@@ -63,6 +64,8 @@ if TYPE_CHECKING:
     from lakebook.streams.topics import Topics
     from lakebook.views.querying import Queries
     from lakebook.views.views import Views
+
+LOG = logging.getLogger("lakebook")
 
 
 class Book:
@@ -381,19 +384,24 @@ class Book:
 
     @contextmanager
     def running(
-        self, *, spark: SparkSession | str | None = "", components: Sequence[str] | None = None
+        self,
+        *,
+        spark: SparkSession | str | None = "",
+        components: Sequence[str] | None = None,
+        worker: bool = False,
     ) -> Iterator[Upkeep]:
         """Look after all tables while the block runs: publish, tag, expire, compact, clean up.
 
         Compactions run on the given Spark session, or on one that is started at that master ("": that of the book's
         settings) when the first of them is due; with none, files stay as they are. If another process does this work
-        already, this one waits and takes over when the other ends.
+        already, this one takes over when the other ends; until then it only compacts, runs pipelines and builds views,
+        which several processes share (with none, or if the setting `worker_interval` is 0, it does nothing). A `worker`
+        does only that, and never takes over.
         """
-        from lakebook.components.names import COMPONENTS
         from lakebook.components.upkeep import Upkeep
 
         with self._session_for(spark) as session:
-            upkeep = Upkeep(self.lake, session, COMPONENTS if components is None else components)
+            upkeep = Upkeep(self.lake, session, components, worker=worker)
             upkeep.start()
             try:
                 yield upkeep
@@ -419,23 +427,16 @@ class Book:
     @contextmanager
     def _session_for(self, spark: SparkSession | str | None) -> Iterator[Callable[[], SparkSession] | None]:
         """What gives the session to work on, made when it is first asked for; one that was made is stopped."""
+        from lakebook.spark.keeping import KeptSession
+
         if spark is None or not isinstance(spark, str):
             yield None if spark is None else lambda: spark
             return
-        made: list[SparkSession] = []
-        making = threading.Lock()
-
-        def session() -> SparkSession:
-            with making:
-                if not made:
-                    made.append(self.spark(master=spark))
-                return made[0]
-
+        kept = KeptSession(lambda: self.spark(master=spark))
         try:
-            yield session
+            yield kept
         finally:
-            for item in made:
-                item.stop()
+            kept.close()
 
     def overview(self) -> Overview:
         """How the upkeep of the book stands: who does it, what waits, what fails, what is paused."""
@@ -532,7 +533,13 @@ class Book:
         """
         from lakebook.registry.portable import write_backup
 
-        return write_backup(self._registry, file, self.warehouse.root, progress)
+        try:
+            store_at = to_ms(self.lake.store.now())
+        except LakebookError as error:
+            # A registry is worth a backup all the more where its warehouse does not answer.
+            LOG.warning("the store does not say what time it is (%s)", error)
+            store_at = None
+        return write_backup(self._registry, file, self.warehouse.root, progress, store_at=store_at)
 
     @property
     def restored(self) -> Restored | None:
@@ -564,8 +571,14 @@ def open_book(
     `target` is a folder (SQLite and a warehouse in it), `":memory:"` (gone when it is closed),
     or a registry URL (`postgresql://…`, `sqlite:///path`) together with `warehouse=`. With
     `create=False` a book that does not exist is an error.
+
+    A folder is where a book is unless `LAKEBOOK_REGISTRY` says otherwise: so a program outgrows it by settings alone.
     """
-    resolved = load_settings(target, settings)
+    return open_with(load_settings(target, settings), clock=clock, create=create)
+
+
+def open_with(resolved: Settings, *, clock: Clock | None = None, create: bool = True) -> Book:
+    """Open the book that the settings name, or create it."""
     clock = clock or SystemClock()
     database = database_for(resolved)
     revision = _settled_revision(database)
@@ -600,7 +613,11 @@ def migrate_book(
     **settings: Any,
 ) -> Migration:
     """Bring the registry of a book up to date with this version of Lakebook."""
-    resolved = load_settings(target, settings)
+    return migrate_with(load_settings(target, settings), progress=progress)
+
+
+def migrate_with(resolved: Settings, *, progress: Callable[[str], None] = lambda revision: None) -> Migration:
+    """Bring the registry of the book that the settings name up to date."""
     database = database_for(resolved)
     if not may_exist(database):
         raise _no_book(database)
@@ -623,7 +640,7 @@ def warehouse_of(settings: Settings, database: Database) -> Warehouse:
         raise InvalidSetting(
             "a new book on PostgreSQL needs a warehouse",
             on=database.shown,
-            remedy="Give warehouse='/a/folder' or 's3://bucket/prefix', or set LAKEBOOK_WAREHOUSE",
+            remedy="Give warehouse='/a/folder' or 's3://bucket/prefix', on the command line --warehouse",
         )
     return Warehouse(root, beside, access_of(settings))
 

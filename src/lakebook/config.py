@@ -8,8 +8,8 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Any, TypeGuard
+from urllib.parse import SplitResult, urlsplit
 
 from lakebook.errors import InvalidSetting
 from lakebook.names import shown
@@ -19,10 +19,15 @@ MEMORY = ":memory:"
 SQLITE_SCHEME = "sqlite:///"
 _POSTGRESQL = ("postgresql://", "postgres://", "postgresql+psycopg://")
 _SECRETS = ("s3_access_key_id", "s3_secret_access_key", "s3_session_token")
+_PASSWORD = re.compile(r"(password\s*=\s*)('(?:[^'\\]|\\.)*'|\S+)", re.IGNORECASE)
+_USER_INFO = re.compile(r"(://[^/:@]*):(?:(?!://).)*@", re.DOTALL)
+_DAY = 86_400
 
 
-def _setting(default: Any, doc: str, *, least: float | None = None, among: tuple[str, ...] = ()) -> Any:
-    return field(default=default, metadata={"doc": doc, "least": least, "among": among})
+def _setting(
+    default: Any, doc: str, *, least: float | None = None, most: float | None = None, among: tuple[str, ...] = ()
+) -> Any:
+    return field(default=default, metadata={"doc": doc, "least": least, "most": most, "among": among})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +58,7 @@ class Settings:
     lock_timeout: float = _setting(10.0, "Seconds one statement waits for a lock.", least=0.001)
     read_timeout: float = _setting(
         600.0,
-        "Seconds one statement that only reads may take on PostgreSQL before the server ends it. 0: there is no limit."
-        " Behind a transaction pooler it holds within snapshots; for other reads, set the role's `statement_timeout`.",
+        "Seconds one statement that only reads may take on PostgreSQL before the server ends it. 0: there is no limit.",
         least=0,
     )
     write_timeout: float = _setting(
@@ -207,6 +211,12 @@ class Settings:
     compact_delay: float = _setting(
         10.0, "Seconds for which the compactor waits for more files before it looks at a table.", least=0
     )
+    worker_interval: float = _setting(
+        10.0,
+        "Seconds between two looks of a daemon that waits for the turn at what it could do meanwhile: compact tables,"
+        " run pipelines, build views. 0: it does nothing.",
+        least=0,
+    )
     producer_buffer: int = _setting(
         64 * 1024**2, "Bytes of records that a producer holds at most; whoever sends more waits.", least=1
     )
@@ -252,9 +262,12 @@ class Settings:
     )
     s3_secret_access_key: str = _setting("", "The key's secret. It is shown nowhere.")
     s3_session_token: str = _setting("", "The token of a key that is good for a while. It is shown nowhere.")
-    s3_request_seconds: float = _setting(60.0, "Seconds that one request to the bucket may take.", least=0.1)
+    # What speaks to buckets has no room for every number of seconds.
+    s3_request_seconds: float = _setting(
+        60.0, "Seconds that one request to the bucket may take, at most a day.", least=0.1, most=_DAY
+    )
     s3_retry_seconds: float = _setting(
-        120.0, "Seconds for which a request to the bucket that fails is tried again.", least=0
+        120.0, "Seconds for which a request to the bucket that fails is tried again, at most a day.", least=0, most=_DAY
     )
 
     def __repr__(self) -> str:
@@ -274,31 +287,47 @@ class Settings:
         )
 
 
-def redact(url: str) -> str:
-    """A URL without its password and without the query, where secrets may stand too."""
+def redact(text: str) -> str:
+    """A URL, or a text with URLs in it, without passwords and without queries, where secrets may stand too."""
     # libpq also takes "host=… password=…", and it may be given where a URL or a folder is meant.
-    url = re.sub(r"(password\s*=\s*)('(?:[^'\\]|\\.)*'|\S+)", r"\1***", url)
-    if "://" not in url:
-        return url
-    head, _, _ = url.partition("?")
-    scheme, _, rest = head.partition("://")
-    authority, slash, path = rest.partition("/")
-    user, at, host = authority.rpartition("@")
-    if at and ":" in user:
-        user = user.partition(":")[0] + ":***"
-    return f"{scheme}://{user}{at}{host}{slash}{path}"
+    text = _PASSWORD.sub(r"\1***", text)
+    if "://" not in text:
+        return text
+    # A password that nobody has quoted may have any of the characters that end it.
+    return _USER_INFO.sub(r"\1:***@", text).partition("?")[0]
+
+
+def split_url(url: str, on: str, remedy: str = "") -> SplitResult:
+    """The parts of an address; what cannot be taken apart is refused, as the setting `on`."""
+    try:
+        return urlsplit(url)
+    except ValueError:
+        # Python's own text may repeat a part of it, and a secret may stand there.
+        raise InvalidSetting("it is not an address that can be read", on=on, remedy=remedy) from None
 
 
 #: What a configuration file has beside settings.
 _PIPELINES = "pipelines"
+# What says which book it is, and not how one is used.
+_PLACES = ("registry", "warehouse", "listen_registry")
+_REGISTRIES = "Use a folder, ':memory:', sqlite:///path or postgresql://…"
 
 
 def load_settings(
     target: str | os.PathLike[str] | None,
     given: Mapping[str, Any],
     environment: Mapping[str, str] | None = None,
+    *,
+    named: bool = False,
 ) -> Settings:
-    """Put the settings of the book at `target` together from all places they may stand."""
+    """Put the settings of the book at `target` together from all places they may stand.
+
+    With `named`, the target is one that somebody has just named, and is where it says: what the environment says
+    about the registry and the warehouse is about another book. Only keywords and the file in its own folder count.
+    Without it a folder is where a book is unless the environment has another place for it: so a program that names a
+    folder outgrows it by settings alone. An address is a registry in any case, and what the environment says about a
+    warehouse counts for it unless that is said of another registry.
+    """
     environment = os.environ if environment is None else environment
     place = os.fspath(target) if target is not None else None
     file = _config_file(place, environment)
@@ -306,9 +335,28 @@ def load_settings(
     if file is not None:
         values |= _from_file(file)
     values |= _from_environment(environment)
+    if named:
+        own = _own_file(place)
+        said = _from_file(own) if own is not None else {}
+        values = _without_places(values)
+        values |= {name: value for name, value in said.items() if name in _PLACES}
+    elif place is not None and is_registry_url(place) and not _same_registry(place, values.get("registry", place)):
+        values = _without_places(values)
     values |= {name: _convert(name, value, "keyword") for name, value in given.items() if value is not None}
     values |= _places(place, values)
+    if values.get("listen_registry"):
+        values["listen_registry"] = _registry_url(values["listen_registry"])
     return Settings(**values)
+
+
+def _without_places(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in _PLACES}
+
+
+def _same_registry(one: str, other: str) -> bool:
+    """Whether two addresses lead to the same registry, with whatever driver, user and password."""
+    places = [url.partition("://")[2].rpartition("@")[2] for url in (one, other)]
+    return places[0] == places[1]
 
 
 def is_registry_url(target: str) -> bool:
@@ -322,11 +370,20 @@ def _config_file(place: str | None, environment: Mapping[str, str]) -> Path | No
         if not Path(named).is_file():
             raise InvalidSetting(f"there is no file {shown(named)}", on="LAKEBOOK_CONFIG", remedy="Name a TOML file")
         return Path(named)
-    if place is not None and place != MEMORY and not is_registry_url(place):
-        folder_file = Path(place) / CONFIG_FILE
-        return folder_file if folder_file.is_file() else None
+    if _is_folder(place):
+        return _own_file(place)
     here = Path(CONFIG_FILE)
     return here if here.is_file() else None
+
+
+def _is_folder(place: str | None) -> TypeGuard[str]:
+    return place is not None and place != MEMORY and not is_registry_url(place)
+
+
+def _own_file(place: str | None) -> Path | None:
+    """The file in the folder that is a book."""
+    file = Path(place) / CONFIG_FILE if _is_folder(place) else None
+    return file if file is not None and file.is_file() else None
 
 
 def declared_pipelines(
@@ -385,10 +442,11 @@ def _convert(name: str, value: Any, where: str) -> Any:
     except (TypeError, ValueError):
         shown_value = "its value" if name in ("registry", "warehouse", "listen_registry", *_SECRETS) else shown(value)
         raise InvalidSetting(f"{shown_value} is not a {kind.__name__}", on=f"{where}: {name}") from None
-    least = known[name].metadata["least"]
+    least, most = known[name].metadata["least"], known[name].metadata["most"]
     # Written so that NaN is refused too.
-    if least is not None and not least <= converted < float("inf"):
-        raise InvalidSetting(f"{shown(value)} is not in its range", on=f"{where}: {name}", remedy=f"At least {least}")
+    if least is not None and not (least <= converted < float("inf") and (most is None or converted <= most)):
+        remedy = f"At least {least}" if most is None else f"At least {least} and at most {most}"
+        raise InvalidSetting(f"{shown(value)} is not in its range", on=f"{where}: {name}", remedy=remedy)
     among = known[name].metadata["among"]
     if among and converted not in among:
         raise InvalidSetting(f"it cannot be {shown(value)}", on=f"{where}: {name}", remedy=f"Use {', '.join(among)}")
@@ -397,8 +455,10 @@ def _convert(name: str, value: Any, where: str) -> Any:
 
 def _places(place: str | None, values: Mapping[str, Any]) -> dict[str, str]:
     """Decide where registry and warehouse are. An existing book has recorded its warehouse."""
+    named = values.get("registry")
     if place is None:
-        place = values.get("registry") or None
+        # A folder may stand there too.
+        place, named = named or None, None
         if place is None:
             raise InvalidSetting(
                 "no book was given",
@@ -407,24 +467,25 @@ def _places(place: str | None, values: Mapping[str, Any]) -> dict[str, str]:
             )
     if place == MEMORY:
         return {"registry": MEMORY, "warehouse": "memory://"}
-    if place.startswith(_POSTGRESQL):
-        # SQLAlchemy's way to write it, which names the driver.
-        place = place.replace("postgresql+psycopg://", "postgresql://", 1)
-        return {"registry": place, "warehouse": values.get("warehouse", "")}
-    if place.startswith("sqlite://"):
-        path = place.removeprefix(SQLITE_SCHEME)
-        if path == MEMORY or path in ("", place):
-            raise InvalidSetting("it names no file", on=redact(place), remedy="Write sqlite:///path/to/registry.db")
-        return {"registry": place, "warehouse": values.get("warehouse", "")}
-    if urlsplit(place).scheme and "://" in place:
-        raise InvalidSetting(
-            "this is not a place for a registry",
-            on=redact(place),
-            remedy="Use a folder, ':memory:', sqlite:///path or postgresql://…",
-        )
+    if is_registry_url(place) or ("://" in place and split_url(place, redact(place), _REGISTRIES).scheme):
+        return {"registry": _registry_url(place), "warehouse": values.get("warehouse", "")}
     if "\0" in place or not place:
         raise InvalidSetting(f"{shown(place)} is not a folder", on="lakebook.open")
     return {
-        "registry": values.get("registry") or f"{SQLITE_SCHEME}{place}/registry.db",
+        "registry": _registry_url(named) if named else f"{SQLITE_SCHEME}{place}/registry.db",
         "warehouse": values.get("warehouse", ""),
     }
+
+
+def _registry_url(url: str) -> str:
+    """Refuse what is no address of a registry; one without the driver's name, which SQLAlchemy would have in it."""
+    if "\0" in url:
+        raise InvalidSetting("there is no such place", on=redact(url), remedy=_REGISTRIES)
+    if url.startswith(_POSTGRESQL):
+        return url.replace("postgresql+psycopg://", "postgresql://", 1)
+    path = url.removeprefix(SQLITE_SCHEME)
+    if not url.startswith("sqlite://"):
+        raise InvalidSetting("this is not a place for a registry", on=redact(url), remedy=_REGISTRIES)
+    if path == MEMORY or path in ("", url):
+        raise InvalidSetting("it names no file", on=redact(url), remedy="Write sqlite:///path/to/registry.db")
+    return url

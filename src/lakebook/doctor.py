@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lakebook.book import Book, may_exist, open_book, warehouse_of
+from lakebook.book import Book, may_exist, open_with, warehouse_of
 from lakebook.clock import Clock, SystemClock, to_datetime, to_ms
 from lakebook.components.names import OWED, warnings_of
 from lakebook.config import Settings, load_settings, redact
@@ -57,16 +57,19 @@ class Check:
 
 
 def examine(
-    target: str | os.PathLike[str] | None = None, *, clock: Clock | None = None, **settings: Any
+    target: str | os.PathLike[str] | None = None, *, clock: Clock | None = None, named: bool = False, **settings: Any
 ) -> tuple[Check, ...]:
-    """Look at a book and at what it needs. Nothing is created, and nothing that is wrong raises."""
-    about_book = _examine_book(target, clock or SystemClock(), settings)
+    """Look at a book and at what it needs. Nothing is created, and nothing that is wrong raises.
+
+    With `named`, the target counts before what the environment says about registry and warehouse.
+    """
+    about_book = _examine_book(lambda: load_settings(target, settings, named=named), clock or SystemClock())
     return (*about_book, check_java(java_banner()), check_spark(spark_version()))
 
 
-def _examine_book(target: str | os.PathLike[str] | None, clock: Clock, given: dict[str, Any]) -> list[Check]:
+def _examine_book(load: Callable[[], Settings], clock: Clock) -> list[Check]:
     try:
-        settings = load_settings(target, given)
+        settings = loaded = load()
         database = database_for(settings)
     except LakebookError as error:
         return [_failed("settings", error)]
@@ -82,7 +85,7 @@ def _examine_book(target: str | os.PathLike[str] | None, clock: Clock, given: di
         return [registry, *library, warehouse]
     checks = [registry, _guarded("database", lambda: _check_library(database)), warehouse]
     try:
-        with open_book(target, clock=clock, create=False, **given) as book:
+        with open_with(loaded, clock=clock, create=False) as book:
             checks += _examine_state(book, clock)
     except LakebookError as error:
         checks.append(_failed("book", error))

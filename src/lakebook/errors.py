@@ -15,6 +15,7 @@
     │   ├── MergeConflict
     │   ├── PipelineBusy
     │   ├── RangeClaimed
+    │   ├── CompactionClaimed
     │   ├── SchemaChanged
     │   └── ViewChanged
     └── TerminalError             trying the same again cannot help
@@ -236,6 +237,10 @@ class PipelineBusy(TransientError):
 
 class RangeClaimed(TransientError):
     """Another worker builds the range of the view just now."""
+
+
+class CompactionClaimed(TransientError):
+    """Another worker compacts the table just now."""
 
 
 class SchemaChanged(TransientError):
@@ -492,7 +497,7 @@ class RangeOverlap(Conflict):
 
 
 class ClaimLost(Conflict):
-    """Another worker has taken over the range that was being built."""
+    """Another worker has taken over the range that was being built, or the table that was being compacted."""
 
 
 class LeaseLost(Conflict):

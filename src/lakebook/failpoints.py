@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 # Every point there is: a test walks through this list and arms each of them.
 POINTS = (
+    "transaction.beginning",
     "transaction.begun",
     "transaction.before_commit",
     "transaction.after_commit",
@@ -54,6 +55,7 @@ POINTS = (
     "debt.taken",
     "mirror.written",
     "mirror.committed",
+    "compact.claimed",
     "compact.written",
     "view.claimed",
     "view.built",
@@ -73,6 +75,7 @@ POINTS = (
     "pipeline.planned",
     "pipeline.written",
     "pipeline.landed",
+    "backup.table_written",
     "backup.written",
     "restore.rows_loaded",
     "restore.loaded",

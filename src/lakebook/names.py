@@ -10,6 +10,10 @@ from lakebook.errors import InvalidInput, InvalidName, PathOutsideWarehouse
 MAX_NAME = 249
 MAX_PATH = 1024
 MAX_TEXT = 4096
+#: The largest number that is read from a text: what is added to it fits into 64 bits too.
+MAX_DECIMAL = 10**18 - 1
+#: Ids, tokens and versions are counted from 1: a larger one was given by nobody, and those after it have room.
+MAX_COUNTED = 10**15
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}", re.ASCII)
 _RULE = f"Use 1 to {MAX_NAME} of the characters A-Z a-z 0-9 . _ - (and not '.' or '..')"
@@ -88,6 +92,15 @@ def check_text(kind: str, value: object) -> None:
 def _is_unicode(value: str) -> bool:
     # A lone surrogate is a str in Python and nothing anywhere else.
     return value.encode("utf-8", "replace").decode() == value
+
+
+def decimal_in(text: object, most: int = MAX_DECIMAL) -> int | None:
+    """The number that a text of plain decimal digits is; none if it is no such text, or larger than `most`."""
+    # Not `isdigit`: there are digits that are no numbers (²). And the length first: a text may be endless.
+    if not isinstance(text, str) or len(text) > len(str(most)) or not (text.isascii() and text.isdecimal()):
+        return None
+    number = int(text)
+    return number if number <= most else None
 
 
 def shown(value: object) -> str:

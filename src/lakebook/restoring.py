@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from lakebook.book import warehouse_of
-from lakebook.clock import Clock, SystemClock, to_datetime
+from lakebook.clock import Clock, SystemClock, to_datetime, to_ms
 from lakebook.config import MEMORY, load_settings, redact
 from lakebook.errors import InvalidSetting
 from lakebook.registry.backup_files import Header, backup_at
@@ -17,6 +17,7 @@ from lakebook.registry.databases import database_for
 from lakebook.registry.lives import begin_life
 from lakebook.registry.portable import Arrival, read_backup
 from lakebook.registry.transactions import Transaction
+from lakebook.storage.objects import ObjectStore
 from lakebook.storage.warehouse import Warehouse
 
 
@@ -44,10 +45,11 @@ def restore_book(
 ) -> RestoreReport:
     """Make a book at `into`, where there is none, from a backup in `file`.
 
-    Its bytes are where they were when the backup was taken, or in `warehouse=`. It begins a new epoch, and nothing
-    is removed from it until `Book.resume_after_restore`: the warehouse may hold what came after the backup.
+    Its bytes are where they were when the backup was taken, or in `warehouse=`: what the environment says about a
+    registry and a warehouse does not count. It begins a new epoch, and nothing is removed from it until
+    `Book.resume_after_restore`: the warehouse may hold what came after the backup.
     """
-    resolved = load_settings(into, settings)
+    resolved = load_settings(into, settings, named=True)
     if resolved.registry == MEMORY:
         raise InvalidSetting("a book in memory would be gone at once", on=MEMORY, remedy="Name a folder or a URL")
     database = database_for(resolved)
@@ -59,7 +61,9 @@ def restore_book(
         warehouse = _warehouse(header)
         warehouse.check_writable()
         warehouses.append(warehouse)
-        begin_life(transaction, header, warehouse.recorded, held=True)
+        # Whatever lies there now is dated no later than this, whatever the clock here says.
+        store_at = to_ms(ObjectStore(warehouse).now())
+        begin_life(transaction, header, warehouse.recorded, held=True, store_at=store_at)
 
     def _warehouse(header: Header) -> Warehouse:
         if resolved.warehouse:

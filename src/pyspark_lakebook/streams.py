@@ -172,11 +172,14 @@ class Followed:
         self._position = last
         ranges = {number: (first.get(number, 0), offset) for number, offset in last.items()}
         ranges = {number: bounds for number, bounds in ranges.items() if bounds[0] < bounds[1]}
-        if not ranges:
-            return []
-        ranges = self._hold(ranges)
-        found = list(slices_of(self._book.metadata, self._name, self._topic_id, ranges))
-        return tasks_of(self._lake.store.warehouse, found, self._per_task)
+        while ranges:
+            ranges = self._hold(ranges)
+            try:
+                found = list(slices_of(self._book.metadata, self._pin, self._name, self._topic_id, ranges))
+            except LeaseLost:
+                continue  # What is gone meanwhile, who takes it anew is told.
+            return tasks_of(self._lake.store.warehouse, found, self._per_task)
+        return []
 
     def _hold(self, ranges: dict[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
         """Pin what is to be read; without what is gone, where that is wanted."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,23 +21,30 @@ import lakebook
 from lake import insert, numbers
 from lakebook.cli.main import cli
 from lakebook.components.names import COMPONENTS
+from lakebook.lake.compaction import claimed
+from lakebook.registry.commits import owner
 from lakebook.registry.deliveries import park
 from lakebook.registry.maintenance import list_requests, note_work
 from lakebook.registry.owed import begin_updates, fail_updates
 from lakebook.registry.pipelines import STOPPED, set_state
+from shapes import Shape
 from streaming import produce
 
 PATIENCE = 60.0
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def fill(folder: Path) -> None:
     """Two tables of which nothing is published."""
-    with lakebook.open(tmp_path / "book", publish="off") as book:
+    with lakebook.open(folder, publish="off") as book:
         orders = numbers(book, "orders", [1, 2])
         insert(orders, {"id": 3})
         numbers(book, "visits", [4])
-    return tmp_path / "book"
+
+
+@pytest.fixture
+def folder(shape: Shape, tmp_path: Path) -> Iterator[Path]:
+    with shape.filled(fill, tmp_path / "book") as home:
+        yield home
 
 
 def run(folder: Path, *words: str) -> Result:
@@ -57,11 +65,13 @@ def parsed(folder: Path, *words: str, code: int = 0) -> Any:
 def daemon(folder: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     started: list[subprocess.Popen[str]] = []
 
-    def start(*options: str) -> subprocess.Popen[str]:
+    def start(*options: str, spark: bool = False) -> subprocess.Popen[str]:
+        given = options if spark else ("--no-spark", *options)
         started.append(
             subprocess.Popen(
-                [sys.executable, "-m", "lakebook.cli.main", "--book", str(folder), "run", "--no-spark", *options],
+                [sys.executable, "-m", "lakebook.cli.main", "--book", str(folder), "run", *given],
                 env={**os.environ, "LAKEBOOK_ASTHA_LEASE": "1", "LAKEBOOK_PUBLISH_LAG": "0"},
+                stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
             )
@@ -73,8 +83,9 @@ def daemon(folder: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         if process.poll() is None:
             process.kill()
         process.wait(PATIENCE)
-        assert process.stderr is not None
-        process.stderr.close()
+        for stream in (process.stdout, process.stderr):
+            assert stream is not None
+            stream.close()
 
 
 def until(what: Callable[[], object], process: subprocess.Popen[str]) -> None:
@@ -138,6 +149,37 @@ def test_one_component_alone_can_be_run(folder: Path, daemon: Callable[..., subp
     assert not published(folder, "orders")
 
 
+@pytest.mark.parametrize(("spark", "working"), [(True, ["compactor"]), (False, [])])
+def test_a_daemon_that_waits_says_what_it_does_meanwhile(
+    folder: Path, daemon: Callable[..., subprocess.Popen[str]], spark: bool, working: list[str]
+) -> None:
+    with lakebook.open(folder) as book, book.running(spark=None, components=("orchestrator",)) as upkeep:
+        assert upkeep.wait_active(PATIENCE)
+        # There is nothing that is worth a compaction: Spark is not started.
+        process = daemon("--json", "--only", "compactor", "--only", "orchestrator", spark=spark)
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline()) == {"state": "waiting", "components": working}
+    assert json.loads(process.stdout.readline()) == {"state": "active", "components": ["compactor", "orchestrator"]}
+    process.send_signal(signal.SIGTERM)
+    assert [json.loads(line) for line in process.stdout] == [{"state": "stopping"}, {"state": "stopped"}]
+    assert process.wait(PATIENCE) == 0
+
+
+def test_a_worker_works_beside_whoever_has_the_turn(folder: Path, daemon: Callable[..., subprocess.Popen[str]]) -> None:
+    # There is nothing that is worth a compaction: Spark is not started.
+    process = daemon("--json", "--worker", spark=True)
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline()) == {
+        "state": "working",
+        "components": ["pipelines", "compactor", "views"],
+    }
+    assert parsed(folder, "maintenance", "status")["holder"] is None
+    process.send_signal(signal.SIGTERM)
+    assert [json.loads(line) for line in process.stdout] == [{"state": "stopping"}, {"state": "stopped"}]
+    assert process.wait(PATIENCE) == 0
+    assert "would do nothing" in run(folder, "run", "--worker", "--no-spark").stderr
+
+
 # --- status and rounds -----------------------------------------------------------
 
 
@@ -149,6 +191,17 @@ def test_status_says_what_stands_and_what_waits(folder: Path) -> None:
     assert "running:           no" in text
     assert "unpublished versions: 5" in text
     assert "iceberg_updater" in text
+
+
+def test_status_says_who_compacts_what(folder: Path) -> None:
+    with lakebook.open(folder) as book, claimed(book.lake, book.table("orders").record):
+        (shown,) = parsed(folder, "maintenance", "status")["compactions"]
+        assert (shown["table"], shown["holder"], shown["alive"]) == ("default.orders", owner(), True)
+        text = printed(folder, "maintenance", "status")
+        assert re.search(rf"default\.orders +{re.escape(owner())} .* yes", text)
+        assert "compacted now" in text
+    assert parsed(folder, "maintenance", "status")["compactions"] == []
+    assert "compacted now" not in printed(folder, "maintenance", "status")
 
 
 def test_status_and_doctor_warn_when_work_piles_up_and_no_daemon_runs(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,21 @@ from click.testing import CliRunner, Result
 
 import lakebook
 from lakebook.cli.main import cli
+from shapes import Shape
 from streaming import produce
 
 
-@pytest.fixture
-def target(tmp_path: Path) -> str:
-    with lakebook.open(tmp_path / "book", publish="off") as book:
+def fill(folder: Path) -> None:
+    with lakebook.open(folder, publish="off") as book:
         book.topics.create("clicks")
         produce(book, "clicks", 0, *[json.dumps({"id": number}) for number in range(5)])
         book.tables.create("t", "id BIGINT NOT NULL")
-    return str(tmp_path / "book")
+
+
+@pytest.fixture
+def target(shape: Shape, tmp_path: Path) -> Iterator[str]:
+    with shape.filled(fill, tmp_path / "book") as home:
+        yield str(home)
 
 
 def run(target: str, *arguments: str) -> Result:
@@ -62,13 +68,14 @@ def test_what_is_wrong_is_one_line_and_exit_code_one(target: str) -> None:
 
 def test_pipelines_are_declared_in_the_configuration_file(target: str) -> None:
     file = Path(target) / "lakebook.toml"
-    file.write_text('[pipelines.declared]\nfrom = "clicks"\ninto = "t"\ndecoder = "json"\ninterval = 5.0\n')
+    place = file.read_text()
+    file.write_text(place + '[pipelines.declared]\nfrom = "clicks"\ninto = "t"\ndecoder = "json"\ninterval = 5.0\n')
     assert read(target, "apply", "--no-check") == {"created": ["declared"], "unchanged": []}
     assert read(target, "apply", "--no-check") == {"created": [], "unchanged": ["declared"]}
     assert read(target, "show", "declared")["definition"]["interval"] == 5.0
-    file.write_text('[pipelines.wrong]\nfrom = "clicks"\ninto = "t"\ndecodr = "json"\n')
+    file.write_text(place + '[pipelines.wrong]\nfrom = "clicks"\ninto = "t"\ndecodr = "json"\n')
     assert "decodr" in run(target, "apply", "--no-check").stderr
-    file.write_text("pipelines = 3\n")
+    file.write_text(place + "pipelines = 3\n")
     assert "[pipelines.NAME]" in run(target, "apply", "--no-check").stderr
 
 
@@ -95,7 +102,8 @@ header = "confluent"
 [pipelines.declared.schemas]
 7 = '''{AVRO}'''
 """
-    (Path(target) / "lakebook.toml").write_text(declared)
+    with (Path(target) / "lakebook.toml").open("a") as file:
+        file.write(declared)
     assert read(target, "apply", "--no-check")["created"] == ["declared"]
     assert read(target, "show", "declared")["definition"]["schema"] == AVRO
 

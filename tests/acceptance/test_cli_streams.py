@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,24 +22,22 @@ from click.testing import CliRunner, Result
 import lakebook
 from lakebook import Book
 from lakebook.cli.main import cli
+from shapes import Shape
 
 COMMAND = [sys.executable, "-m", "lakebook.cli.main"]
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("template") / "book"
+def fill(folder: Path) -> None:
     with lakebook.open(folder) as book:
         book.metadata.create_topic("orders", 2)
         book.metadata.create_topic("copies")
-    return folder
 
 
 @pytest.fixture
-def folder(template: Path, tmp_path: Path) -> Path:
-    shutil.copytree(template, tmp_path / "book")
-    return tmp_path / "book"
+def folder(shape: Shape, tmp_path: Path) -> Iterator[Path]:
+    with shape.filled(fill, tmp_path / "book") as home:
+        yield home
 
 
 @pytest.fixture
@@ -271,7 +269,7 @@ def test_a_producers_id_fences_whoever_had_it(shell: Shell, book: Book) -> None:
 def test_the_compression_can_be_chosen(shell: Shell, book: Book) -> None:
     shell.text("produce", "copies", "--compression", "none", given="one\n")
     (segment,) = book.metadata.get_segments("copies", 0)
-    stored = pq.read_metadata(Path(book.warehouse.root) / segment.s3_key)
+    stored = pq.read_metadata(io.BytesIO(book.lake.store.read(segment.s3_key)))
     assert stored.row_group(0).column(0).compression == "UNCOMPRESSED"
 
 

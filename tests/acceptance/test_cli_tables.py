@@ -1,11 +1,10 @@
-"""The command line for tables on a book in a folder: every command, its JSON, and its errors."""
+"""The command line for tables: every command, its JSON, and its errors."""
 
 from __future__ import annotations
 
 import base64
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 import lakebook
+from books import SQLITE
+from extent import long
 from lake import insert, lay, objects, records, replace_bytes, run_sql, with_ids
 from lakebook import Book, failpoints
 from lakebook.cli.main import cli
@@ -27,17 +28,13 @@ from lakebook.errors import EpochChanged
 from lakebook.lake.attempts import Attempt
 from lakebook.registry import schema
 from legacy_footers import as_version_1
+from shapes import EMBEDDED, Shape, embedded
 
 HOUR = 3600
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def fill(folder: Path) -> None:
     """Two tables: one of two versions with rows, and a partitioned one in another namespace."""
-    folder = tmp_path_factory.mktemp("template") / "book"
-    folder.mkdir()
-    # Files of tables alone: what is published has tests of its own.
-    (folder / "lakebook.toml").write_text('publish = "off"\n', encoding="utf-8")
     with lakebook.open(folder) as book:
         orders = book.tables.create(
             "orders", "id BIGINT NOT NULL, name STRING, price DECIMAL(10,2)", properties={"user.team": "sales"}
@@ -47,13 +44,13 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
         book.tables.create_namespace("sales", properties={"owner": "us"})
         visits = book.tables.create("sales.visits", "id INT, day DATE", partition_by=["day"], sort_by=["id DESC"])
         insert(visits, {"id": 1, "day": date(2026, 1, 30)}, {"id": 2, "day": date(2026, 1, 31)})
-    return folder
 
 
 @pytest.fixture
-def folder(template: Path, tmp_path: Path) -> Path:
-    shutil.copytree(template, tmp_path / "book")
-    return tmp_path / "book"
+def folder(shape: Shape, tmp_path: Path) -> Iterator[Path]:
+    # Files of tables alone: what is published has tests of its own.
+    with shape.filled(fill, tmp_path / "book", publish="off") as home:
+        yield home
 
 
 @pytest.fixture
@@ -440,6 +437,7 @@ def test_a_namespace_can_go_once_its_dropped_tables_are_cleaned_up(shell: Shell)
     assert shell.text("namespaces", "drop", "sales") == "dropped namespace sales\n"
 
 
+@embedded
 def test_a_file_that_cannot_be_deleted_is_told_by_the_exit_code(shell: Shell, book: Book, folder: Path) -> None:
     (file,) = shell.json("tables", "files", "orders", "--where", "id > 12")
     shell.text("tables", "delete-rows", "orders", "--where", "id >= 10")
@@ -463,12 +461,18 @@ def test_what_a_dead_insert_left_is_swept(folder: Path, shell: Shell) -> None:
     assert shell.json("admin", "sweep")["fenced"] == 0
     dry = shell.json("admin", "sweep", "--dry-run", clock=later(HOUR))
     assert (dry["dry_run"], dry["fenced"]) == (True, 1)
-    assert (folder / "warehouse" / attempt.folder / "left.parquet").is_file()
+    with lakebook.open(folder) as book:
+        assert objects(book, attempt.folder) == [f"{attempt.folder}/left.parquet"]
     done = shell.json("admin", "sweep", clock=later(HOUR))
     assert (done["fenced"], done["objects"], done["failed"]) == (1, 1, [])
-    assert not (folder / "warehouse" / attempt.folder / "left.parquet").exists()
+    with lakebook.open(folder) as book:
+        assert objects(book, attempt.folder) == []
     said = shell.text("admin", "sweep", clock=later(24 * HOUR))
     assert said.startswith("fenced 0 insert(s), removed 0 object(s); ")
+
+
+def bytes_in_sql(book: Book, data: bytes) -> str:
+    return f"X'{data.hex()}'" if book._registry.kind == SQLITE else f"decode('{data.hex()}', 'hex')"
 
 
 def test_footers_of_the_first_format_are_upgraded(folder: Path, shell: Shell) -> None:
@@ -479,7 +483,7 @@ def test_footers_of_the_first_format_are_upgraded(folder: Path, shell: Shell) ->
             run_sql(
                 book,
                 "UPDATE partition_metadata SET partition_format_version = 1, num_rows = NULL,"
-                f" metadata = X'{footer.hex()}' WHERE file_path = '{row['file_path']}'",
+                f" metadata = {bytes_in_sql(book, footer)} WHERE file_path = '{row['file_path']}'",
             )
     assert shell.failed("admin", "upgrade-footers") == {"upgraded": 1, "broken": [broken["file_path"]]}
     result = shell.run("admin", "upgrade-footers")
@@ -691,11 +695,16 @@ ERRORS: list[tuple[str, Sequence[object]]] = [
 
 
 @pytest.fixture(scope="module")
-def untouched(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Book]:
+def home(shape: Shape, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The home of `untouched`."""
+    with shape.filled(fill, tmp_path_factory.mktemp("untouched") / "book", publish="off") as home:
+        yield home
+
+
+@pytest.fixture(scope="module")
+def untouched(home: Path) -> Iterator[Book]:
     """A book that nobody changes: each test makes sure of that."""
-    folder = tmp_path_factory.mktemp("untouched") / "book"
-    shutil.copytree(template, folder)
-    with lakebook.open(folder) as opened:
+    with lakebook.open(home) as opened:
         yield opened
 
 
@@ -704,12 +713,15 @@ def state_of(book: Book) -> object:
     found = {kind.name: records(book, kind) for kind in (*kinds, schema.table_metadata, schema.temporary_files)}
     # Fenced attempts are remembered until a sweep; open ones would be left behind.
     running = [row for row in records(book, schema.commits) if row["state"] == "open"]
-    return found, running, objects(book), str(book.events.now()), book.identity.epoch
+    events = [event.id for event in book.events.read(book.events.beginning()).events]
+    return found, running, objects(book), events, book.identity.epoch
 
 
 @pytest.mark.parametrize(("code", "words"), ERRORS, ids=lambda value: ascii(value)[:80])
-def test_bad_input_is_one_line_and_changes_nothing(untouched: Book, code: str, words: Sequence[object]) -> None:
-    shell = Shell(Path(untouched.warehouse.root).parent)
+def test_bad_input_is_one_line_and_changes_nothing(
+    home: Path, untouched: Book, code: str, words: Sequence[object]
+) -> None:
+    shell = Shell(home)
     before = state_of(untouched)
     result = shell.run(*words)
     assert (result.exit_code, result.stdout) == (1, ""), result.exception
@@ -739,8 +751,8 @@ def test_bad_input_is_one_line_and_changes_nothing(untouched: Book, code: str, w
         ["verify", "--no-files", "--spark"],
     ],
 )
-def test_wrong_usage_is_told_apart_by_its_exit_code(untouched: Book, words: list[object]) -> None:
-    assert Shell(Path(untouched.warehouse.root).parent).run(*words).exit_code == 2
+def test_wrong_usage_is_told_apart_by_its_exit_code(home: Path, words: list[object]) -> None:
+    assert Shell(home).run(*words).exit_code == 2
 
 
 @pytest.mark.parametrize(
@@ -825,6 +837,7 @@ for words in json.loads(sys.argv[1]):
 """
 
 
+@long(EMBEDDED)
 def test_rows_are_inserted_and_deleted_with_spark_and_only_results_are_printed(folder: Path, tmp_path: Path) -> None:
     rows = tmp_path / "rows.json"
     rows.write_text("".join(f'{{"id": {number}, "name": "s{number}"}}\n' for number in range(100, 110)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -12,18 +13,23 @@ from click.testing import CliRunner, Result
 import lakebook
 from lake import insert, numbers
 from lakebook.cli.main import cli
+from shapes import Shape
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def fill(folder: Path) -> None:
     """A table with a snapshot of two versions, and a third version that is not published."""
-    with lakebook.open(tmp_path / "book", publish="off") as book:
+    with lakebook.open(folder, publish="off") as book:
         orders = numbers(book, "orders", [1], [2])
         orders.publish()
         insert(orders, {"id": 3})
         numbers(book, "empty")
         numbers(book, "raw", format="json")
-    return tmp_path / "book"
+
+
+@pytest.fixture
+def folder(shape: Shape, tmp_path: Path) -> Iterator[Path]:
+    with shape.filled(fill, tmp_path / "book", stays=True) as home:
+        yield home
 
 
 def run(folder: Path, *words: str) -> Result:

@@ -4,43 +4,51 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 import lakebook
 from books import Postgres, describe
+from lake import run_sql
 from lakebook import failpoints
 from lakebook.cli.main import cli
 from lakebook.clock import ManualClock
 from lakebook.config import load_settings
 from lakebook.doctor import Check, Status, check_java, check_spark, examine, java_banner, spark_version
-from lakebook.registry.databases import database_for, sqlite_driver
+from lakebook.registry.databases import database_for
 from lakebook.registry.migrate import HEAD, migrate_to
+from shapes import EMBEDDED, SCALED, Shape, embedded
 
 OK, WARN, FAIL = Status.OK, Status.WARN, Status.FAIL
 DAY_MS = 86_400_000
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    with lakebook.open(tmp_path / "book") as book:
+def fill(folder: Path) -> None:
+    with lakebook.open(folder) as book:
         book.metadata.create_topic("orders")
-    return tmp_path / "book"
+
+
+@pytest.fixture
+def folder(shape: Shape, tmp_path: Path) -> Iterator[Path]:
+    with shape.filled(fill, tmp_path / "book") as home:
+        yield home
 
 
 def found(checks: tuple[Check, ...]) -> dict[str, Check]:
     return {check.name: check for check in checks}
 
 
-def test_a_healthy_book_is_well_in_everything_that_is_ours(folder: Path) -> None:
+def test_a_healthy_book_is_well_in_everything_that_is_ours(shape: Shape, folder: Path) -> None:
     checks = found(examine(folder))
     ours = ["registry", "database", "warehouse", "clock", "temporary files", "open commits", "deletions", "upkeep"]
     assert list(checks) == [*ours, "java", "spark"]
     assert {checks[name].status for name in ours} == {OK}
     assert HEAD in checks["registry"].detail
-    assert "SQLite 3." in checks["database"].detail
+    assert {EMBEDDED: "SQLite 3.", SCALED: "PostgreSQL 1"}[shape.name] in checks["database"].detail
 
 
 def test_the_exit_code_tells_whether_a_check_failed(folder: Path, tmp_path: Path) -> None:
@@ -71,6 +79,7 @@ def test_a_registry_that_does_not_answer_is_found() -> None:
     assert "clock" not in checks
 
 
+@embedded
 def test_a_damaged_registry_is_found(folder: Path) -> None:
     (folder / "registry.db").write_bytes(b"no database" * 1000)
     checks = found(examine(folder))
@@ -87,10 +96,8 @@ def test_an_outdated_registry_is_found_with_its_remedy(tmp_path: Path) -> None:
 
 
 def test_a_registry_of_a_newer_version_is_found(folder: Path) -> None:
-    connection = sqlite_driver().connect(folder / "registry.db")
-    connection.execute("UPDATE schema_version SET version_num = '9999'")
-    connection.commit()
-    connection.close()
+    with lakebook.open(folder) as book:
+        run_sql(book, "UPDATE schema_version SET version_num = '9999'")
     check = found(examine(folder))["registry"]
     assert check.status is FAIL
     assert "newer" in check.detail
@@ -112,12 +119,34 @@ def test_wrong_settings_are_found(tmp_path: Path) -> None:
     assert found(examine(tmp_path / "x", warehouse="gs://bucket"))["warehouse"].status is FAIL
 
 
+@pytest.mark.parametrize(
+    ("check", "given"),
+    [
+        ("warehouse", {"s3_endpoint": "http://[::1"}),
+        ("warehouse", {"s3_endpoint": "http://host:99999999"}),
+        ("warehouse", {"s3_access_key_id": "k\n", "s3_secret_access_key": "hunter2"}),
+        ("warehouse", {"warehouse": "s3://[bucket/lake"}),
+        ("warehouse", {"warehouse": "S3://bucket/lake"}),
+        ("warehouse", {"warehouse": "s3://b cket/lake", "s3_access_key_id": "k", "s3_secret_access_key": "hunter2"}),
+        ("settings", {"s3_request_seconds": 1e300}),
+        ("settings", {"s3_retry_seconds": 1e300}),
+    ],
+)
+def test_wrong_settings_of_a_bucket_are_found(tmp_path: Path, check: str, given: dict[str, Any]) -> None:
+    checks = found(examine(tmp_path / "book", **{"warehouse": "s3://bucket/lake", **given}))
+    assert checks[check].status is FAIL
+    assert "hunter2" not in str(checks)
+    assert found(examine("foo://[x", **given))["settings"].status is FAIL
+
+
+@embedded
 def test_a_warehouse_that_is_gone_is_found_and_not_made_anew(folder: Path) -> None:
     (folder / "warehouse").rmdir()
     assert found(examine(folder))["warehouse"].status is FAIL
     assert not (folder / "warehouse").exists()
 
 
+@embedded
 def test_a_warehouse_that_cannot_be_written_is_found(folder: Path) -> None:
     # Nobody, not even root, makes files in /sys.
     checks = found(examine(folder, warehouse="/sys"))

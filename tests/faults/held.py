@@ -68,14 +68,23 @@ def held_before_commit(call: Callable[[], Any], *, skip: int = 0) -> Iterator[He
 
 
 def started(call: Callable[[], Any]) -> Held:
-    """A call that runs in a thread of its own."""
+    """A call that runs in a thread of its own, and has come as far as its first transaction or its end."""
     held = Held(call)
-    held.thread.start()
-    return held
+
+    def stand() -> None:
+        if threading.current_thread() is held.thread:
+            held.reached.set()
+
+    with failpoints.armed("transaction.beginning", stand):
+        held.thread.start()
+        for _ in range(PATIENCE * 20):
+            if held.reached.wait(0.05) or not held.thread.is_alive():
+                return held
+    raise AssertionError("it has not come to a transaction")
 
 
 def wait_until_blocked(book: Book) -> None:
-    """Return when somebody waits for a lock; SQLite has one for all, which nobody gets past."""
+    """Return when somebody waits for a lock; SQLite has one for all, which whoever was started waits for."""
     if book._registry.kind != POSTGRESQL:
         return
     for _ in range(100_000):

@@ -15,6 +15,7 @@ from pyiceberg.table import StaticTable
 
 import lakebook
 from books import Place
+from extent import EVERYWHERE
 from lakebook import Book
 from lakebook.lake.table import Table
 from lakebook.registry.inserts import EVERY_INSERT, known_paths
@@ -85,11 +86,17 @@ def check_history(table: Table) -> list[SnapshotRecord]:
 
 
 def check_everywhere(table: Table, *, every: bool = True) -> None:
-    """All engines see the same rows; with `every`, PyIceberg those of every version that a snapshot stands for."""
+    """All engines see the same rows; with `every`, PyIceberg those of every version that a snapshot stands for.
+
+    Small runs ask it for a few of them, and DuckDB only then.
+    """
     assert table.describe().published_version == table.version
-    assert of_pyiceberg(table) == of_duckdb(table) == in_order(table.to_arrow())
+    assert of_pyiceberg(table) == in_order(table.to_arrow())
+    if every or EVERYWHERE:
+        assert of_duckdb(table) == in_order(table.to_arrow())
     readable = {item.version for item in table.history(limit=10_000).items}
-    for snapshot in table.snapshots() if every else ():
+    found = table.snapshots() if every else []
+    for snapshot in found if EVERYWHERE else found[:: max(1, len(found) // 4)]:
         if snapshot.version in readable:
             assert of_pyiceberg(table, snapshot.snapshot_id) == in_order(table.to_arrow(version=snapshot.version))
 

@@ -11,6 +11,7 @@ import psycopg
 
 import lakebook
 from books import POSTGRESQL, Place
+from buckets import Buckets, left_in
 from lakebook import Book
 from lakebook.clock import ManualClock, SystemClock
 from lakebook.lake.checking import verify_tables
@@ -25,10 +26,22 @@ IMPATIENT = {"insert_alive": 0.1, "sweep_grace": 0, "lease_seconds": 0.1, "tempo
 def with_own_warehouse(place: Place, folder: Path) -> Place:
     """The same place with a warehouse that no other book has: its files are counted."""
     if place.kind == POSTGRESQL:
-        place.settings["warehouse"] = str(folder / "warehouse")
-        with psycopg.connect(place.target, autocommit=True) as connection:
-            connection.execute("UPDATE book SET warehouse = %s", (place.settings["warehouse"],))
+        _move(place, str(folder / "warehouse"))
     return place
+
+
+def with_bucket(place: Place, buckets: Buckets) -> Place:
+    """The same place on PostgreSQL with a bucket that no other book has."""
+    place.settings |= buckets.settings
+    _move(place, f"s3://{buckets.new_bucket()}/lake")
+    return place
+
+
+def _move(place: Place, warehouse: str) -> None:
+    """Give a book on PostgreSQL another warehouse; there is nothing in either."""
+    place.settings["warehouse"] = warehouse
+    with psycopg.connect(place.target, autocommit=True) as connection:
+        connection.execute("UPDATE book SET warehouse = %s", (warehouse,))
 
 
 def later(seconds: float = 3600.0) -> ManualClock:
@@ -39,8 +52,16 @@ def later(seconds: float = 3600.0) -> ManualClock:
 def objects_of(book: Book) -> set[str]:
     """Every file in the warehouse, found without the library's help."""
     folder = book.warehouse.folder
-    assert folder is not None
+    if folder is None:
+        return left_in(book.settings.warehouse, book.settings.s3_endpoint)[0]
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
+
+
+def uploads_of(book: Book) -> list[str]:
+    """What was begun to be uploaded into the warehouse in parts and neither finished nor ended."""
+    if book.warehouse.folder is not None:
+        return []
+    return left_in(book.settings.warehouse, book.settings.s3_endpoint)[1]
 
 
 def batches_of(book: Book) -> set[int]:
@@ -108,6 +129,7 @@ def check_that_only_what_counts_is_left(place: Place) -> None:
         assert (checked.findings, checked.unfinished) == ([], [])
         assert (checked.checked["temporary_files"], checked.checked["leases"]) == (0, 0)
         assert book._registry.all(EVERY_INSERT, "", 1) == []
+        assert uploads_of(book) == []
         there = objects_of(book)
         known = book._registry.read_with(lambda reader: files_by_path(reader, there))
         assert there == {path for path, row in known.items() if row["to_version"] is None}

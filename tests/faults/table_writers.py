@@ -67,7 +67,7 @@ POINTS = (
     "lease.taken",
 )
 SPARK_POINTS = ("insert.staged", "insert.written", "insert.measured")
-COMPACTION_POINTS = ("compact.written",)
+COMPACTION_POINTS = ("compact.claimed", "compact.written")
 FOOTER_POINTS = ("footers.upgraded",)
 
 _forks = get_context("forkserver")
@@ -167,6 +167,10 @@ class Child:
     def kill(self) -> None:
         """End it at once."""
         self._process.kill()
+
+    def is_alive(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._process.is_alive()
 
     def end(self) -> int:
         """Wait for its end, and say how it ended."""
@@ -540,9 +544,11 @@ def read_until_stopped(line: Line, target: str, settings: dict[str, Any], seed: 
     chance = random.Random(seed)
     with lakebook.open(target, **settings) as book:
         table = book.table(TABLE)
+        # Before it not all keys were there.
+        first = table.version
         while not line.stopped():
             try:
-                older = table.version - chance.choice([0, 0, 1, 2])
+                older = max(first, table.version - chance.choice([0, 0, 1, 2]))
                 pin = table.pin(version=older) if chance.random() < 0.3 else table.pin()
             except VersionExpired:
                 line.tell("expired")

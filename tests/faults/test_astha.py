@@ -33,6 +33,7 @@ from astha_subscribers import (
     write_events,
 )
 from books import POSTGRESQL, SQLITE, Place, Postgres
+from extent import long
 from lakebook import Book, failpoints
 from lakebook.registry.databases import sqlite_driver
 from lakebook.registry.deliveries import SchedulerState, events_behind, load_progress, scheduler_state
@@ -164,6 +165,7 @@ def _check_subscriber(facts: list[Fact], expected: Mapping[int, list[int]]) -> N
 # --- one at a time -----------------------------------------------------------------
 
 
+@long(SQLITE)
 def test_when_the_one_that_delivers_is_killed_another_takes_over(place: Place, book: Book, tmp_path: Path) -> None:
     file = tmp_path / "told"
     first = Daemon(place, file, "first")
@@ -248,6 +250,7 @@ def test_a_clean_stop_gives_the_turn_back_at_once(place: Place, book: Book, tmp_
     assert found["told"] == 2 * found["events"]
 
 
+@long(SQLITE)
 def test_a_clock_that_jumps_takes_the_turn_from_nobody_and_loses_nothing(
     place: Place, book: Book, tmp_path: Path
 ) -> None:
@@ -317,6 +320,7 @@ def test_killed_at_each_failpoint_it_goes_on_without_a_gap(
     check_told(book, file)
 
 
+@long(POSTGRESQL)
 def test_a_history_of_eight_writers_is_complete_and_in_order_though_whoever_delivers_it_is_killed(
     place: Place, book: Book, tmp_path: Path, soak: Callable[[str], None]
 ) -> None:

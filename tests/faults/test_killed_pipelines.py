@@ -18,6 +18,7 @@ import psycopg
 import pytest
 
 from books import POSTGRESQL, SQLITE, Place
+from extent import long
 from lake import own_warehouse  # noqa: F401
 from lakebook import Book
 from pipeline_processes import IMPATIENT, PIPELINE, POINTS, TABLE, TOPIC
@@ -28,7 +29,7 @@ PROGRAM = Path(__file__).with_name("pipeline_processes.py")
 KILLS = int(os.environ.get("LAKEBOOK_TEST_PIPELINE_KILLS", "10"))
 PARTITIONS, SEGMENT, BATCH = 4, 5_000, 20_000
 #: A batch for each of those who are killed, and at least what is asked for.
-RECORDS = max(200_000, KILLS * BATCH)
+RECORDS = max(100_000, KILLS * BATCH)
 
 
 class Runner:
@@ -118,6 +119,7 @@ def check_exactly_once(book: Book, records: int) -> None:
     assert book.verify().findings == ()
 
 
+@long()
 @pytest.mark.parametrize("make_kind", [POSTGRESQL], ids=str)
 def test_a_pipeline_that_is_killed_anywhere_lands_each_record_once(
     make_place: Callable[..., Place],

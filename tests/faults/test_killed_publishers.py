@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from books import POSTGRESQL, SQLITE, Place
+from extent import EVERYWHERE, crossed
 from lakebook import Book, failpoints
 from outside_facts import (
     check_everywhere,
@@ -122,8 +123,7 @@ def test_a_backlog_whose_publisher_is_killed_becomes_one_snapshot_for_each_group
 # --- commits of outside engines ----------------------------------------------------
 
 
-@pytest.mark.parametrize("point", [*COMMITTING, *TRANSACTIONS[1:]])
-@pytest.mark.parametrize("overwrites", [False, True], ids=["append", "overwrite"])
+@pytest.mark.parametrize(("point", "overwrites"), crossed([*COMMITTING, *TRANSACTIONS[1:]], [False, True]))
 def test_a_commit_of_an_outside_engine_that_is_killed_counts_as_a_whole_or_not_at_all(
     place: Place, point: str, overwrites: bool
 ) -> None:
@@ -246,7 +246,7 @@ def test_a_worker_killed_at_each_failpoint_leaves_a_sound_table(place: Place, po
         assert child.end() == -signal.SIGKILL
         told.check(book)
         finish(publish_once, place)
-        check_published(book)
+        check_published(book, every=EVERYWHERE)
     finish(settle_once, place)
     check_that_nothing_unknown_lies_in_locations(place)
     check_published(book)

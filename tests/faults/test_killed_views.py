@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import lakebook
-import table_writers
 import view_processes
 from lakebook.components.janitor import Janitor
 from lakebook.registry.claims import list_claims
+from spark_hosts import hosted_spark
 from table_facts import later
 from table_writers import Child, kill_all
 from view_processes import IMPATIENT, VIEW, materialise
 from viewing import at, claim, enter, hours_of, order, orders, stale_hours, view_of
-
-TESTS = str(Path(__file__).parents[1])
 
 
 @pytest.fixture(autouse=True)
@@ -45,20 +39,8 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[tuple[int, str]]:
-    """How to reach a Spark that outlives those who are killed while they use it."""
-    host = subprocess.Popen(
-        [sys.executable, table_writers.__file__],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([TESTS, os.environ.get("PYTHONPATH", "")])},
-        text=True,
-        start_new_session=True,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
-    assert host.stdout is not None
-    port, secret = json.loads(host.stdout.readline())
-    yield port, secret
-    host.communicate()
+    with hosted_spark() as reached:
+        yield reached
 
 
 @pytest.mark.parametrize("point", view_processes.POINTS)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from books import POSTGRESQL, SQLITE, Place
+from extent import long
 from facts import check_acknowledged
 from lakebook import Book, Event
 from writers import PARTITIONS, TOPIC, write_for_a_while
@@ -21,6 +22,7 @@ PROCESSES = 8
 STEPS = int(os.environ.get("LAKEBOOK_TEST_STEPS", "25"))
 
 
+@long(POSTGRESQL)
 def test_eight_processes_write_at_once_and_nothing_is_lost(shared_place: Place, soak: Callable[[str], None]) -> None:
     book = shared_place.open(lock_timeout=60)
     book.metadata.create_topic(TOPIC, PARTITIONS)
@@ -68,6 +70,7 @@ def check_order(book: Book, seen: list[Event]) -> None:
 
 
 @pytest.mark.parametrize("kind", [SQLITE, POSTGRESQL])
+@long(SQLITE)
 def test_eight_processes_create_one_book_together(make_place: Callable[..., Place], kind: str) -> None:
     place = make_place(kind, with_book=False)
     with ProcessPoolExecutor(PROCESSES, get_context("spawn")) as pool:

@@ -14,6 +14,7 @@ from pyiceberg.exceptions import CommitFailedException, ValidationException
 from pyiceberg.table import StaticTable
 
 from books import POSTGRESQL, SQLITE, Place
+from extent import long
 from held import PATIENCE, Held
 from lakebook import Book, failpoints
 from lakebook.errors import RegistryBusy
@@ -76,6 +77,7 @@ def check_all(book: Book, *, every: bool = True) -> None:
 # --- everybody at once -------------------------------------------------------------
 
 
+@long(POSTGRESQL)
 def test_nothing_is_lost_or_doubled_while_everybody_writes_and_cleans(
     place: Place, tmp_path: Path, soak: Callable[[str], None]
 ) -> None:

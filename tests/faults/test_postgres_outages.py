@@ -17,13 +17,17 @@ import psutil  # type: ignore[import-untyped]
 import psycopg
 import pytest
 
-from astha_subscribers import until
+from astha_subscribers import TOPIC as DELIVERED
+from astha_subscribers import Recorder, append, until
 from books import POSTGRESQL, Place, Postgres, describe
+from buckets import BUCKET, FOLDER
+from extent import long
 from facts import check_acknowledged
-from lakebook import Book, Event
+from lakebook import Book, Cursor, Event
+from lakebook.cdc.capture import Capture, Router
 from lakebook.errors import CommitAborted, RegistryUnavailable
 from outage_writers import write_through_outages
-from table_facts import batches_of, with_own_warehouse
+from table_facts import batches_of, check_that_only_what_counts_is_left
 from table_writers import ROWS, TABLE, Child, create_table, kill_all, rows_of
 from test_many_processes import check_order
 from wires import AFTER, BEFORE, Cutter
@@ -54,9 +58,16 @@ class Mortal(Postgres):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self._socket = Path(parse_qs(urlsplit(self.url("postgres")).query)["host"][0])
+        #: Where its socket is.
+        self.folder = Path(parse_qs(urlsplit(self.url("postgres")).query)["host"][0])
         # What it has acknowledged must survive its death; the machine's own is not tried.
-        self._admin.execute("ALTER SYSTEM SET synchronous_commit = on")
+        self.set("synchronous_commit", "on")
+        # What nobody waits for, such as what is rolled back, is not saved by chance.
+        self.set("wal_writer_delay", "10s")
+
+    def set(self, setting: str, value: str) -> None:
+        """Change a setting of the server."""
+        self._admin.execute(f"ALTER SYSTEM SET {setting} = '{value}'")
         self._admin.execute("SELECT pg_reload_conf()")
 
     def kill(self, how: signal.Signals) -> None:
@@ -67,7 +78,7 @@ class Mortal(Postgres):
         os.kill(pid, how)
         until(lambda: not any(_lives(each) for each in everybody))
         # Nobody takes one that nobody has buried yet for alive.
-        for lock in (self._server.pgdata / "postmaster.pid", self._socket / ".s.PGSQL.5432.lock"):
+        for lock in (self._server.pgdata / "postmaster.pid", self.folder / ".s.PGSQL.5432.lock"):
             lock.unlink(missing_ok=True)
 
     def start(self) -> None:
@@ -95,18 +106,23 @@ def new_book(place: Place) -> Book:
     return book
 
 
-class Writers:
-    """Eight processes that write, and what they were told."""
+def kind_of(place: Place) -> str:
+    """What a place has its warehouse in."""
+    return f"with a {BUCKET if place.settings['warehouse'].startswith('s3://') else FOLDER}"
 
-    def __init__(self, target: str, settings: dict[str, Any], steps: int) -> None:
+
+class Writers:
+    """Several processes that write, and what they were told."""
+
+    def __init__(self, target: str, settings: dict[str, Any], steps: int, number: int = WRITERS) -> None:
         self._lock = threading.Lock()
         self.facts: list[tuple[Any, ...]] = []
         self._failures: list[BaseException] = []
         self.children = [
-            Child(write_through_outages, target, {**settings, **PATIENT}, seed, steps) for seed in range(1, WRITERS + 1)
+            Child(write_through_outages, target, {**settings, **PATIENT}, seed, steps) for seed in range(1, number + 1)
         ]
         self._threads = [threading.Thread(target=self._hear, args=(child,), daemon=True) for child in self.children]
-        self.written = [0] * WRITERS
+        self.written = [0] * number
         for thread in self._threads:
             thread.start()
 
@@ -138,7 +154,7 @@ class Writers:
         for thread in self._threads:
             thread.join(120)
         assert not self._failures, self._failures[0]
-        assert [child.end() for child in self.children] == [0] * WRITERS
+        assert [child.end() for child in self.children] == [0] * len(self.children)
 
 
 def check_told(book: Book, facts: list[tuple[Any, ...]]) -> None:
@@ -193,10 +209,11 @@ class Follower:
         return self.seen
 
 
+@long(FOLDER)
 def test_nothing_is_lost_or_twice_though_the_server_is_killed_under_eight_writers(
-    mortal: Mortal, soak: Callable[[str], None]
+    mortal: Mortal, with_warehouse: Callable[[Place], Place], soak: Callable[[str], None]
 ) -> None:
-    place = Place(POSTGRESQL, mortal.new_database(), {"warehouse": mortal.warehouse})
+    place = with_warehouse(Place(POSTGRESQL, mortal.new_database(), {}))
     book = new_book(place)
     follower = Follower(book)
     writers = Writers(place.target, place.settings, 1_000_000)
@@ -209,19 +226,90 @@ def test_nothing_is_lost_or_twice_though_the_server_is_killed_under_eight_writer
     writers.end()
     check_order(book, follower.finish())
     check_told(book, writers.facts)
+    check_that_only_what_counts_is_left(place)
+    check_told(book, writers.facts)
     kinds = Counter(fact[0] for fact in writers.facts)
     place.close()
     soak(
-        f"PostgreSQL killed {OUTAGES} times under {WRITERS} writers: {kinds['batch'] + kinds['segment']:,} commits and"
-        f" {kinds['offset']:,} offsets acknowledged, {kinds['refused']:,} refused, {kinds['unknown']:,} unknown;"
-        " each was there once or not at all, as its writer was told"
+        f"PostgreSQL killed {OUTAGES} times under {WRITERS} writers, {kind_of(place)}:"
+        f" {kinds['batch'] + kinds['segment']:,} commits and {kinds['offset']:,} offsets acknowledged,"
+        f" {kinds['refused']:,} refused, {kinds['unknown']:,} unknown; each was there once or not at all, as its writer"
+        " was told, and nothing was left over"
     )
 
 
+def use_up_ids(url: str) -> int:
+    """Transactions that leave nothing behind; the last of their ids."""
+    with psycopg.connect(url) as connection:
+        for _ in range(300):
+            row = connection.execute("SELECT CAST(pg_current_xact_id() AS text)").fetchone()
+            connection.rollback()
+    assert row is not None
+    return int(row[0])
+
+
+def next_id(url: str) -> int:
+    with psycopg.connect(url) as connection:
+        row = connection.execute("SELECT CAST(pg_snapshot_xmax(pg_current_snapshot()) AS text)").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def read_all(book: Book, cursor: Cursor, limit: int = 1000) -> tuple[list[Event], Cursor]:
+    found: list[Event] = []
+    while True:
+        batch = book.events.read(cursor, limit)
+        found.extend(batch.events)
+        cursor = batch.cursor
+        if not batch.more:
+            return found, cursor
+
+
+def test_no_cursor_skips_what_is_committed_with_an_id_that_was_given_out_before_a_crash(mortal: Mortal) -> None:
+    place = Place(POSTGRESQL, mortal.new_database(), {"warehouse": mortal.warehouse})
+    book = place.open(**PATIENT)
+    nothing_yet = book.events.now()
+    book.metadata.create_topic(DELIVERED, 4)
+    append(book, number=5)
+    capture = Capture(book.events, Router([Recorder()]))
+    end = book.events.now()
+    before = read_all(book, book.events.beginning())[0]
+    used = use_up_ids(place.target)
+    # Whoever looks now has seen them end: at the end, behind nothing new, in the middle of pages, for others.
+    page = book.events.read(book.events.beginning(), 2)
+    assert page.more
+    cursors = {
+        "the end": book.events.now(),
+        "nothing new": book.events.read(end).cursor,
+        "everything": read_all(book, book.events.beginning())[1],
+        "in pages": page.cursor,
+        "from outside": Cursor.parse(str(book.events.now())),
+        "shared": capture.read(end).cursor,
+    }
+    mortal.kill(signal.SIGQUIT)
+    mortal.start()
+    assert next_id(place.target) < used
+    for _ in range(10):
+        append(book)
+    assert next_id(place.target) < used
+    everything = {event.id for event in read_all(book, book.events.beginning())[0]}
+    old = {event.id for event in before}
+    new = everything - old
+    assert len(new) == 20
+    for name, cursor in cursors.items():
+        found = [event.id for event in read_all(book, cursor, 7)[0]]
+        rest = old - {event.id for event in page.events} if name == "in pages" else set()
+        assert sorted(found) == sorted(new | rest), name
+    assert capture.read(end).number == 20
+    assert {event.id for event in read_all(book, nothing_yet)[0]} == everything
+    place.close()
+
+
+@long(FOLDER)
 def test_nothing_is_lost_or_twice_though_lines_are_cut_at_commit(
-    make_place: Callable[..., Place], tmp_path: Path, soak: Callable[[str], None]
+    make_place: Callable[..., Place], with_warehouse: Callable[[Place], Place], soak: Callable[[str], None]
 ) -> None:
-    place = with_own_warehouse(make_place(POSTGRESQL), tmp_path)
+    place = with_warehouse(make_place(POSTGRESQL))
     book = new_book(place)
     cutter = Cutter(place.target, chance=0.1)
     try:
@@ -232,9 +320,11 @@ def test_nothing_is_lost_or_twice_though_lines_are_cut_at_commit(
     assert min(cutter.cuts.values()) > 0
     check_told(book, writers.facts)
     assert not [fact for fact in writers.facts if fact[0] == "unknown"]
+    check_that_only_what_counts_is_left(place)
+    check_told(book, writers.facts)
     soak(
-        f"lines cut at COMMIT under {WRITERS} writers: {cutter.cuts[BEFORE]:,} before the server had it,"
-        f" {cutter.cuts[AFTER]:,} before the client had its answer; nothing lost, nothing twice"
+        f"lines cut at COMMIT under {WRITERS} writers, {kind_of(place)}: {cutter.cuts[BEFORE]:,} before the server had"
+        f" it, {cutter.cuts[AFTER]:,} before the client had its answer; nothing lost, nothing twice, nothing left over"
     )
 
 
@@ -263,14 +353,22 @@ ACTS: dict[str, tuple[Callable[[Book], object], Callable[[Book], int]]] = {
 }
 
 
-@pytest.mark.parametrize("when", [BEFORE, AFTER])
-@pytest.mark.parametrize("act", ACTS)
+# Inserts alone write into the warehouse.
+CASES = [
+    (act, when, kind)
+    for act in ACTS
+    for when in (BEFORE, AFTER)
+    for kind in ((FOLDER, BUCKET) if act == "an insert" else (FOLDER,))
+]
+
+
+@pytest.mark.parametrize(("act", "when", "with_warehouse"), CASES, indirect=["with_warehouse"])
 def test_what_is_cut_at_any_of_its_commits_is_done_once_or_refused(
-    make_place: Callable[..., Place], tmp_path: Path, act: str, when: str
+    make_place: Callable[..., Place], with_warehouse: Callable[[Place], Place], act: str, when: str
 ) -> None:
     do, count = ACTS[act]
     for skipped in range(3):
-        place = with_own_warehouse(make_place(POSTGRESQL), tmp_path / str(skipped))
+        place = with_warehouse(make_place(POSTGRESQL))
         new_book(place)
         cutter = Cutter(place.target)
         through = Place(POSTGRESQL, cutter.url(), place.settings)
@@ -289,6 +387,8 @@ def test_what_is_cut_at_any_of_its_commits_is_done_once_or_refused(
             assert count(book) == done
             checked = book.verify()
             assert checked.ok, checked.findings
+            check_that_only_what_counts_is_left(place)
+            assert count(book) == done
         finally:
             through.close()
             cutter.close()

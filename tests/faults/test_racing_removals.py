@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from books import POSTGRESQL, Place, describe
-from held import PATIENCE, Held, held_before_commit
+from held import PATIENCE, held_before_commit, started, wait_until_blocked
 from lakebook import Book, failpoints
 from lakebook.errors import PathInUse
 from lakebook.streams.metadata_store import CHUNK
@@ -22,24 +22,6 @@ def place(make_place: Callable[..., Place]) -> Place:
 @pytest.fixture
 def book(place: Place) -> Book:
     return place.open()
-
-
-def started(call: Callable[[], object]) -> Held:
-    held = Held(call)
-    held.thread.start()
-    return held
-
-
-def wait_until_blocked(book: Book) -> None:
-    """Return when some session of this database waits for a lock."""
-    for _ in range(100_000):
-        with book._registry.read() as reader:
-            row = reader._connection.execute(
-                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-            ).fetchone()
-        if row[0]:
-            return
-    raise AssertionError("nobody waits")
 
 
 def test_a_path_cannot_be_taken_while_it_is_being_let_go_of(book: Book) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from books import POSTGRESQL, SQLITE, Place
+from extent import long
 from lakebook import Book
 from lakebook.components.janitor import Janitor
 from stream_processes import (
@@ -217,6 +218,7 @@ class Scene:
             self._end(child, self._note, killed=False)
 
 
+@long(POSTGRESQL)
 def test_every_acknowledged_record_is_read_whoever_is_killed(place: Place, soak: Callable[[str], None]) -> None:
     book = place.open(**BUSY)
     create_topics(book)

@@ -17,7 +17,7 @@ import psycopg
 import pytest
 
 from books import POSTGRESQL, SQLITE, Place, describe
-from held import PATIENCE, Held, held_before_commit
+from held import PATIENCE, Held, held_before_commit, started, wait_until_blocked
 from lakebook import Book, failpoints
 from lakebook.clock import SystemClock
 from lakebook.errors import (
@@ -89,26 +89,6 @@ def place(request: pytest.FixtureRequest, make_place: Callable[..., Place], tmp_
 @pytest.fixture
 def postgres_place(make_place: Callable[..., Place], tmp_path: Path) -> Place:
     return with_own_warehouse(make_place(POSTGRESQL), tmp_path)
-
-
-def started(call: Callable[[], object]) -> Held:
-    held = Held(call)
-    held.thread.start()
-    return held
-
-
-def wait_until_blocked(book: Book) -> None:
-    """Return when somebody waits for a lock. On SQLite all wait for one lock, and nobody can see who does."""
-    if book._registry.kind == SQLITE:
-        return
-    for _ in range(100_000):
-        with book._registry.read() as reader:
-            row = reader._connection.execute(
-                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-            ).fetchone()
-        if row[0]:
-            return
-    raise AssertionError("nobody waits")
 
 
 @contextmanager
@@ -550,7 +530,7 @@ def test_a_sweeper_waits_for_a_commit_in_flight_and_deletes_nothing_that_counts(
     with held_before_commit(lambda: table.insert_arrow(rows_of(1)), skip=1) as inserting:
         sweeping = started(janitor.cleaner.sweep)
         wait_until_blocked(book)
-        assert sweeping.thread.is_alive()
+        assert sweeping.thread.is_alive(), (sweeping.result, sweeping.error)
         assert inserting.finish().rows == ROWS
     swept = sweeping.finish()
     assert (swept.fenced, swept.objects, swept.failed) == (1, 0, [])

@@ -16,6 +16,7 @@ from pyiceberg.table import StaticTable
 
 import lakebook
 from books import POSTGRESQL, SQLITE, Place
+from extent import EVERYWHERE, long
 from lakebook import Book
 from lakebook.lake.compaction import debt_of
 from lakebook.lake.table import Table
@@ -40,7 +41,7 @@ from upkeep_processes import (
 
 #: How long everything runs at once.
 SECONDS = float(os.environ.get("LAKEBOOK_TEST_UPKEEP_SECONDS", "60"))
-INSERTS = 1000
+INSERTS = 1000 if EVERYWHERE else 120
 #: Of what is not live any more, nothing is kept for its history.
 NOTHING_OLD = {**IMPATIENT, "tag_seconds": 0, "history_versions": 1}
 #: For what comes soon, but by itself.
@@ -104,6 +105,7 @@ def check_that_every_file_is_tracked(book: Book) -> int:
     return len(there)
 
 
+@long(SQLITE)
 def test_nothing_is_lost_and_no_reader_fails_while_everything_is_looked_after(
     place: Place, daemon: Callable[..., Daemon], soak: Callable[[str], None]
 ) -> None:
@@ -199,6 +201,7 @@ def work_for(seconds: float, running: Daemon, children: list[Child]) -> None:
             assert not child.connection.poll(0.05), child.hear()
 
 
+@long(POSTGRESQL)
 def test_a_table_fed_by_many_inserts_ends_with_a_handful_of_files(
     place: Place, daemon: Callable[..., Daemon], soak: Callable[[str], None]
 ) -> None:

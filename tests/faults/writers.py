@@ -21,6 +21,7 @@ from lakebook.errors import AppendTurnHeld, AppendTurnLost, OffsetRegression, Se
 TOPIC, PARTITIONS, GROUPS = "orders", 3, ("a", "b")
 #: Where a process comes by that works on topics.
 POINTS = (
+    "transaction.beginning",
     "transaction.begun",
     "transaction.before_commit",
     "transaction.after_commit",

@@ -35,6 +35,12 @@ def empty(request: pytest.FixtureRequest, make_place: Callable[..., Place]) -> P
     return make_place(request.param, with_book=False)
 
 
+@pytest.fixture(autouse=True)
+def nothing_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test has the migrations themselves, whatever was made in this process before."""
+    monkeypatch.setattr("lakebook.registry.migrate._made", None)
+
+
 def database_of(place: Place) -> Database:
     database = database_for(load_settings(place.target, place.settings))
     path = getattr(database, "path", None)
@@ -107,6 +113,40 @@ def test_on_sqlite_every_table_index_and_check_is_as_declared(make_place: Callab
         return {name: sorted(top_level(sql)) for name, sql in rows}
 
     assert parts(migrated) == parts(declared)
+
+
+def test_what_a_process_has_migrated_it_makes_again_just_so(tmp_path: Any) -> None:
+    (tmp_path / "third").mkdir()
+    places = [Place(SQLITE, str(tmp_path / name), {}) for name in ("first", "second", "third")]
+    in_database(places[2], "CREATE TABLE somebodys (name TEXT)")
+    applied = [migrate(database_of(place)).applied for place in places]
+    assert applied == [REVISIONS] * 3
+
+    def told(place: Place) -> Any:
+        parts = in_database(place, "SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY rowid")
+        rows = {name: in_database(place, f"SELECT * FROM {name}") for kind, name, *_ in parts if kind == "table"}
+        return parts, rows, in_database(place, "PRAGMA auto_vacuum"), in_database(place, "PRAGMA journal_mode")
+
+    assert told(places[0]) == told(places[1])
+    # One in which somebody has tables is not empty: nothing of it comes into others, and it is migrated.
+    ours = [part for part in told(places[2])[0] if part[1] != "somebodys"]
+    assert ours == told(places[0])[0]
+    for place in places:
+        with place.open() as book:
+            assert book.verify().ok
+
+
+def test_a_step_that_fails_where_all_are_made_at_once_leaves_nothing(tmp_path: Any) -> None:
+    first, second = (database_of(Place(SQLITE, str(tmp_path / name), {})) for name in ("first", "second"))
+    migrate(first)
+
+    def fail() -> None:
+        raise RuntimeError("the disk is full")
+
+    with failpoints.armed("migration.step", fail), pytest.raises(RuntimeError):
+        migrate(second)
+    assert revision_of(second) is None
+    assert migrate(second).applied == REVISIONS
 
 
 POSTGRESQL_CATALOG = f"""

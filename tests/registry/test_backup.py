@@ -5,8 +5,12 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import os
 import threading
+import time
 from collections.abc import Callable
+from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +20,28 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import lakebook
-from answers import answers, make_history
+from answers import answers, make_history, published
 from books import POSTGRESQL, SQLITE, Place, Postgres
+from buckets import Buckets
+from extent import EVERYWHERE
+from fault_proxy import FaultProxy
 from lake import insert, numbers, objects, own_warehouse, records  # noqa: F401
 from lakebook import Book
 from lakebook.clock import ManualClock, SystemClock
 from lakebook.components.janitor import Janitor
 from lakebook.errors import BackupInvalid, BackupNotWritable, BookExists, BookHeld
 from lakebook.lake.attempts import Attempt
+from lakebook.recovery.rebuild import rebuild_book
 from lakebook.registry import schema
 from lakebook.registry.migrate import HEAD
 from mirrored import append, send
 
 KINDS = [SQLITE, POSTGRESQL]
 _numbers = itertools.count()
+#: From where to where; small runs have two of them.
+PAIRS = [(SQLITE, POSTGRESQL), (POSTGRESQL, SQLITE), *([(kind, kind) for kind in KINDS] if EVERYWHERE else [])]
+#: Histories of each pair of places.
+EXAMPLES = int(os.environ.get("LAKEBOOK_TEST_MOVING_EXAMPLES", "3"))
 
 
 @pytest.fixture
@@ -61,7 +73,7 @@ def opened(target: str) -> Book:
 
 @pytest.mark.parametrize(
     ("place", "into"),
-    [(SQLITE, SQLITE), (SQLITE, POSTGRESQL), (POSTGRESQL, SQLITE), (POSTGRESQL, POSTGRESQL)],
+    PAIRS,
     indirect=["place"],
 )
 def test_a_restored_book_answers_the_same(
@@ -70,7 +82,7 @@ def test_a_restored_book_answers_the_same(
     to = target(into)
 
     @settings(
-        max_examples=3,
+        max_examples=EXAMPLES,
         deadline=None,
         phases=[Phase.generate],
         suppress_health_check=[HealthCheck.function_scoped_fixture],
@@ -81,14 +93,14 @@ def test_a_restored_book_answers_the_same(
         here = Place(SQLITE, str(tmp_path / f"book-{number}"), {}) if place.kind == SQLITE else None
         book = (here or place).open() if here else _emptied(place)
         make_history(book, seed)
-        before = answers(book)
+        before, seen = answers(book), published(book)
         rows = {name: records(book, table) for name, table in schema.metadata.tables.items()}
         file = tmp_path / f"{number}.backup"
         done = book.backup(file)
         report = lakebook.restore_book(file, where := _fresh(to, target, into))
         assert report.rows == done.rows
         with opened(where) as restored:
-            assert answers(restored) == before
+            assert (answers(restored), published(restored)) == (before, seen)
             assert restored.identity.book_id == book.identity.book_id
             assert restored.identity.epoch != book.identity.epoch
             assert restored.verify().findings == ()
@@ -103,8 +115,12 @@ def test_a_restored_book_answers_the_same(
 def _emptied(place: Place) -> Book:
     """A book on PostgreSQL for another history: the names of the former are free again."""
     book = place.open()
+    for pipeline in book.pipelines:
+        pipeline.delete()
+    for name in book.views:
+        book.views.drop(name)
     for record in book.tables.list().items:
-        if record.namespace != "topics":
+        if record.namespace not in ("topics", "lakebook_views"):
             book.tables.drop(record.name, namespace=record.namespace)
     for topic in book.metadata.list_topics().items:
         book.metadata.delete_topic(topic.name)
@@ -290,16 +306,20 @@ def test_a_file_that_is_not_there_is_no_backup(tmp_path: Path) -> None:
         lakebook.restore_book(tmp_path / "nothing", tmp_path / "book")
 
 
+#: Columns of a book that came with 0013 and with 0017.
+LATER = ("backup_at", "restored_at", "held_at", "store_backup_at", "store_restored_at")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_backup_of_an_older_schema_is_brought_up_to_date(
     backed_up: Path, kind: str, target: Callable[[str], str], tmp_path: Path
 ) -> None:
     lines = gzip.decompress(backed_up.read_bytes()).splitlines(keepends=True)
-    # As revision 0012 would have written it: it had a table less, and its book three columns less.
+    # As revision 0012 would have written it: it had a table less, and its book five columns less.
     lines[0] = lines[0].replace(f'"revision":"{HEAD}"'.encode(), b'"revision":"0012"')
     place = next(number for number, line in enumerate(lines) if line.startswith(b'{"table":"book"'))
     said, row = json.loads(lines[place]), json.loads(lines[place + 1])
-    kept = [n for n, (name, _) in enumerate(said["columns"]) if name not in ("backup_at", "restored_at", "held_at")]
+    kept = [n for n, (name, _) in enumerate(said["columns"]) if name not in LATER]
     said["columns"] = [said["columns"][n] for n in kept]
     lines[place] = json.dumps(said).encode() + b"\n"
     lines[place + 1] = json.dumps([row[n] for n in kept]).encode() + b"\n"
@@ -405,6 +425,89 @@ def test_what_was_open_when_the_backup_was_taken_is_never_swept(
             assert restored.verify().ok
             assert restored.verify().unfinished == found.unfinished
     assert path not in objects(book)
+
+
+@pytest.mark.parametrize("ahead", [timedelta(hours=1), timedelta(hours=-1)])
+def test_nothing_that_was_there_is_swept_from_a_bucket_whose_clock_is_another_one(
+    ahead: timedelta, buckets: Buckets, tmp_path: Path
+) -> None:
+    with closing(FaultProxy(buckets.endpoint, ahead=ahead)) as store:
+        reached = {**buckets.settings, "s3_endpoint": store.endpoint}
+        warehouse = f"s3://{buckets.new_bucket()}/lake"
+        with lakebook.open(tmp_path / "book", warehouse=warehouse, publish="off", **reached) as book:
+            table = numbers(book, "numbers", [1])
+            book.metadata.create_topic("orders")
+            turn = book.metadata.claim_append("orders", 0)
+            with Attempt(book.lake, table.record) as attempt:
+                for folder in (attempt.folder, turn.folder):
+                    book.lake.store.put_new(f"{folder}/open.parquet", b"written before the backup")
+                book.backup(tmp_path / "backup")
+                _another_second(book)
+                insert(table, {"id": 2})
+                for folder in (attempt.folder, turn.folder):
+                    book.lake.store.put_new(f"{folder}/late.parquet", b"written since")
+                there = set(objects(book))
+                # In the same second as the last of them, and whole seconds are all that a bucket tells.
+                lakebook.restore_book(tmp_path / "backup", tmp_path / "restored", **reached)
+                attempt.outcome_unknown = True  # The former life ends here, without any tidying up.
+        clock = ManualClock(SystemClock().now_ms() + 5 * 86_400_000)
+        given = {"temporary_file_grace": 0, "sweep_grace": 0, "publish": "off", **reached}
+        with lakebook.open(tmp_path / "restored", clock=clock, create=False, **given) as restored:
+            found = restored.verify()
+            assert found.ok
+            for text, names in (("newer than the backup", 3), ("not committed when the backup was taken", 2)):
+                assert sum(text in line for line in found.unfinished) == names, found.unfinished
+            restored.resume_after_restore()
+            _another_second(restored)
+            # What it has left itself, and is known to nobody, goes.
+            with Attempt(restored.lake, restored.table("numbers").record) as own:
+                restored.lake.store.put_new(f"{own.folder}/own.parquet", b"rows")
+                own.outcome_unknown = True
+            clock.advance(86_400)
+            for _ in range(3):
+                restored.cleaner.sweep()
+                Janitor(restored.lake).run_once()
+            restored.repair()
+            assert _data(restored) == there
+            assert restored.verify().unfinished == found.unfinished
+        # Nor when this registry is lost too, and made anew from what lies there.
+        rebuild_book(warehouse, tmp_path / "rebuilt", **reached)
+        with lakebook.open(tmp_path / "rebuilt", clock=clock, create=False, **given) as rebuilt:
+            assert rebuilt.verify().ok
+            rebuilt.resume_after_restore()
+            for _ in range(3):
+                rebuilt.cleaner.sweep()
+                Janitor(rebuilt.lake).run_once()
+            assert _data(rebuilt) == there
+
+
+def _data(book: Book) -> set[str]:
+    return {path for path in objects(book) if not path.startswith("checkpoints/")}
+
+
+def _another_second(book: Book) -> None:
+    """Wait until the store dates what comes later than all that is there."""
+    newest = max(item.modified for item in book.lake.store.list())
+    while book.lake.store.now() <= newest:
+        time.sleep(0.05)
+
+
+def test_a_warehouse_that_does_not_answer_is_no_reason_for_no_backup(tmp_path: Path) -> None:
+    with lakebook.open(tmp_path / "book", publish="off") as book:
+        table = numbers(book, "numbers", [1])
+        before = answers(book)
+        (tmp_path / "book" / "warehouse").rename(tmp_path / "away")
+        (tmp_path / "book" / "warehouse").write_text("no folder")
+        book.backup(tmp_path / "backup")
+    (tmp_path / "book" / "warehouse").unlink()
+    (tmp_path / "away").rename(tmp_path / "book" / "warehouse")
+    lakebook.restore_book(tmp_path / "backup", tmp_path / "restored")
+    with opened(str(tmp_path / "restored")) as restored:
+        assert answers(restored) == before
+        assert restored.table("numbers").id == table.id
+        assert restored.restored is not None
+        assert restored.restored.store_backup_at is None
+        assert restored.verify().findings == ()
 
 
 @on_both

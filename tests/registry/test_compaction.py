@@ -20,14 +20,15 @@ from deletes import delete_positions
 from lake import files_of, ids, insert, numbers, objects, own_warehouse, records  # noqa: F401
 from lakebook import Book, failpoints
 from lakebook.clock import ManualClock
-from lakebook.errors import FilesChanged, InvalidTable
+from lakebook.errors import CompactionClaimed, FilesChanged, InvalidTable
 from lakebook.lake.attempts import Attempt
 from lakebook.lake.bundles import bundles_of, longest_run, tasks_of
-from lakebook.lake.compaction import begin, choose, debt_of, finish, policy_of
+from lakebook.lake.compaction import begin, choose, claimed, debt_of, finish, policy_of
 from lakebook.lake.leasing import acquire
 from lakebook.lake.steps import Steps
 from lakebook.lake.table import Table
 from lakebook.registry import schema
+from lakebook.registry.commits import owner
 from lakebook.registry.inserts import DECLARED_WORK, REWRITE
 from lakebook.registry.outside import hold_back
 from lakebook.registry.small_files import RUNS, SMALL_FILES, runs_of
@@ -463,13 +464,20 @@ def test_rows_that_come_meanwhile_are_no_conflict(book: Book) -> None:
     assert table.count() == 13
 
 
-def test_of_two_compactions_one_gives_way(shared_place: Place) -> None:
+def test_of_two_compactions_the_second_one_does_not_begin(shared_place: Place) -> None:
     book, other = shared_place.open(), shared_place.open()
     table = grouped(book, {"a": 6})
-    with pytest.raises(FilesChanged):
-        compacting_when(book, table, lambda: by_arrow(other, other.table("t")))
+
+    def compact_too() -> None:
+        with pytest.raises(CompactionClaimed, match=f"{owner()} compacts it"):
+            by_arrow(other, other.table("t"))
+        assert [row["kind"] for row in records(book, schema.commits)].count("compaction") == 1
+
+    compacting_when(book, table, compact_too)
     assert len(table.plan().files) == 1
     assert table.version == 7
+    assert records(book, schema.compaction_claims) == []
+    assert by_arrow(other, other.table("t")) is None
     assert book.verify().findings == ()
 
 
@@ -488,7 +496,7 @@ def end_files(book: Book, table: Table, meanwhile: Callable[[], Any] = lambda: N
 def test_a_writer_who_declares_before_the_compaction_commits_wins(shared_place: Place) -> None:
     book, other = shared_place.open(), shared_place.open()
     table = grouped(book, {"a": 6})
-    with acquire(book.lake, table.record) as lease:
+    with claimed(book.lake, table.record) as claim, acquire(book.lake, table.record) as lease:
         choice = choose(book.lake, table.record, lease, MUCH)
         assert choice is not None
         with begin(book.lake, table.record, choice) as attempt:
@@ -496,7 +504,7 @@ def test_a_writer_who_declares_before_the_compaction_commits_wins(shared_place: 
 
             def try_to_commit() -> None:
                 with pytest.raises(FilesChanged, match="a writer is about to"):
-                    finish(book.lake, lease, attempt, choice, files, Steps(book.lake.clock))
+                    finish(book.lake, lease, attempt, choice, files, Steps(book.lake.clock), claim)
 
             assert end_files(other, other.table("t"), try_to_commit) == 6
         assert attempt.committed is None
@@ -620,11 +628,11 @@ def test_a_compaction_does_not_wait_for_an_outside_engine_but_gives_way(shared_p
 
 def test_a_replacement_with_other_rows_is_refused(book: Book) -> None:
     table = grouped(book, {"a": 6})
-    with acquire(book.lake, table.record) as lease:
+    with claimed(book.lake, table.record) as claim, acquire(book.lake, table.record) as lease:
         choice = choose(book.lake, table.record, lease, MUCH)
         assert choice is not None
         with begin(book.lake, table.record, choice) as attempt:
             files = write(book, choice, attempt, lease)
             with pytest.raises(InvalidTable, match="12 rows and their replacement 24"):
-                finish(book.lake, lease, attempt, choice, [*files, *files], Steps(book.lake.clock))
+                finish(book.lake, lease, attempt, choice, [*files, *files], Steps(book.lake.clock), claim)
     assert (table.version, len(table.plan().files)) == (6, 6)

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from books import Place
-from lake import insert, numbers, own_warehouse, records  # noqa: F401
+from lake import insert, numbers, own_warehouse, records, run_sql  # noqa: F401
 from lakebook import Book
 from lakebook.cdc.subscribers import Event, Refresh
 from lakebook.clock import ManualClock
 from lakebook.components.compactor import FIRST_PAUSE, LONGEST_PAUSE, Compactor
-from lakebook.errors import BookClosed, SparkUnsuitable
+from lakebook.errors import BookClosed, RegistryTimeout, RegistryUnavailable, SparkUnsuitable
 from lakebook.lake.attempts import Attempt
 from lakebook.lake.table import Table
 from lakebook.registry import schema
@@ -20,6 +20,7 @@ from lakebook.registry.inserts import REWRITE
 from lakebook.registry.maintenance import end_pause, list_work, pause
 from lakebook.registry.outside import hold_back
 from lakebook.registry.schema import MAX_BIGINT
+from lakebook.registry.tables import TableRecord
 
 DELAY = 10.0
 
@@ -184,6 +185,71 @@ def test_by_hand_it_says_what_it_could_not_do(book: Book) -> None:
         "failed": {},
         "left": {},
     }
+
+
+def walking(book: Book) -> Compactor:
+    """A compactor that nobody tells of events."""
+    compactor = Compactor(book.lake, Failing())
+    compactor.told = False
+    return compactor
+
+
+def test_a_walk_that_fails_at_a_table_forgets_no_other(book: Book) -> None:
+    tables = [small(book, name) for name in ("a", "b", "c", "d")]
+    # As a program of a later version might have set it.
+    strange = '{"lakebook.compaction": "?"}'
+    run_sql(book, f"UPDATE table_metadata SET properties = '{strange}' WHERE table_id = {tables[2].id}")
+    compactor = walking(book)
+    compactor.walk()
+    assert compactor._looks.keys() == {table.id for table in tables}
+    # What it could not look at is told, and comes again by itself.
+    assert due_in(compactor) == [DELAY] * 4
+
+
+def test_a_table_that_takes_too_long_to_look_at_stops_no_walk(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = [small(book, name) for name in ("a", "b", "c")]
+    compactor = walking(book)
+    read = compactor.table
+
+    def slow(table_id: int) -> TableRecord | None:
+        if table_id == tables[1].id:
+            raise RegistryTimeout("a statement took longer than it may", on="registry")
+        return read(table_id)
+
+    monkeypatch.setattr(compactor, "table", slow)
+    compactor.walk()
+    assert compactor._looks.keys() == {table.id for table in tables}
+
+
+def test_a_walk_that_breaks_off_keeps_what_it_found_and_goes_on_where_it_was(
+    book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = [small(book, name) for name in ("a", "b", "c")]
+    compactor = walking(book)
+    read = compactor.table
+
+    def away(table_id: int) -> TableRecord | None:
+        if table_id == tables[2].id:
+            raise RegistryUnavailable("the server does not answer", on="registry")
+        return read(table_id)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(compactor, "table", away)
+        with pytest.raises(RegistryUnavailable):
+            compactor.walk()
+    assert compactor._looks.keys() == {tables[0].id, tables[1].id}
+    assert compactor.walk() == 1
+    assert compactor._looks.keys() == {table.id for table in tables}
+    assert compactor.walk() == 0
+
+
+def test_a_table_that_is_purged_during_a_walk_is_no_failure(book: Book) -> None:
+    tables = [small(book, name) for name in ("a", "b", "c")]
+    run_sql(book, f"DELETE FROM table_metadata WHERE table_id = {tables[1].id}")
+    compactor = walking(book)
+    assert compactor.walk() == 2
+    assert compactor._looks.keys() == {tables[0].id, tables[2].id}
+    assert compactor.status()["failures"] == []
 
 
 def test_its_thread_looks_at_tables_until_it_is_stopped(shared_place: Place) -> None:

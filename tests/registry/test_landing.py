@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, BinaryIO
 
@@ -17,42 +16,16 @@ from lake import in_memory, objects, own_warehouse  # noqa: F401
 from lakebook import Book
 from lakebook.errors import StaleBatch, StorageUnavailable, UploadIncomplete
 from lakebook.storage.objects import ObjectStore
-from lakebook.streams.landing import Landing, land_batch, most_record
 from lakebook.streams.merging import merge_topic
 from lakebook.streams.staging import Stage, Stager
 from segment_logs import log_of
-from streaming import produce
+from streaming import land, produce
 
 
 @pytest.fixture
 def orders(book: Book) -> Book:
     book.metadata.create_topic("orders")
     return book
-
-
-def land(book: Book, *tasks: Sequence[bytes], **options: Any) -> Landing:
-    """Stage values, each sequence by a task of its own, and land them as one batch."""
-    topic = book.topics["orders"].record
-    folder = book.metadata.open_stream_folder("orders", "s")
-    assert folder.commit_id is not None
-    stage = Stage(
-        "orders",
-        topic.id,
-        folder.folder,
-        folder.commit_id,
-        topic.partition_count,
-        True,
-        most_record(book.lake, topic),
-    )
-    staged = []
-    for values in tasks:
-        stager = Stager(book.lake.store, stage)
-        # As Spark hands them over, in several batches.
-        for start in range(0, len(values), 7):
-            rows = pa.table({"value": pa.array(values[start : start + 7], pa.binary())})
-            stager.add(rows, book.lake.clock.now_ms())
-        staged += stager.finish()
-    return land_batch(book.lake, book.metadata, stage, staged, **options)
 
 
 def values(book: Book) -> list[bytes | None]:

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 
 import lakebook
 from books import POSTGRESQL, Place, describe
-from held import PATIENCE, held_before_commit, started, wait_until_blocked
+from held import PATIENCE, Held, held_before_commit, started, wait_until_blocked
 from lake import records, run_sql
 from lakebook import Book
 from lakebook.clock import ManualClock
@@ -845,7 +845,9 @@ def test_the_first_members_of_a_new_group_may_all_come_at_once(shared_place: Pla
         barrier.wait(PATIENCE)
         return book.metadata.join_group("g", ["orders"], seconds=600)
 
-    coming = [started(lambda book=book: come(book)) for book in books]  # type: ignore[misc]
+    coming = [Held(lambda book=book: come(book)) for book in books]  # type: ignore[misc]
+    for held in coming:
+        held.thread.start()
     found = [held.finish() for held in coming]
     assert sorted(len(membership.partitions) for membership in found) == [0, 0, 0, 4]
     members = [membership.member_id for membership in found]

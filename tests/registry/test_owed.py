@@ -340,7 +340,7 @@ def test_in_sync_mode_nothing_stays_owed(place: Place) -> None:
 def test_while_all_of_a_table_is_published_anew_what_is_not_yet_is_owed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publishing, "_MOST_VERSIONS", 2)
+    monkeypatch.setattr(publishing, "MOST_VERSIONS", 2)
     with lakebook.open(tmp_path / "before", publish="off") as book:
         table = numbers(book, "t", [1], [2], [3])
         table.publish()

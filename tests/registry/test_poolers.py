@@ -9,6 +9,7 @@ from pathlib import Path
 import psycopg
 import pyarrow as pa
 import pytest
+import sqlalchemy as sa
 
 import lakebook
 from astha_subscribers import PATIENCE, QUICK, TOPIC, Recorder, append, delivering, until
@@ -20,6 +21,7 @@ from lakebook.config import load_settings
 from lakebook.errors import InvalidSetting, RegistryBusy, RegistryTimeout
 from lakebook.registry.databases import database_for
 from lakebook.registry.migrate import migrate_to
+from lakebook.registry.statements import Statement
 from wires import Pooler
 
 
@@ -171,27 +173,47 @@ def test_nobody_waits_for_a_lock_for_longer_than_is_set(pooled: Place) -> None:
         held.finish()
 
 
-def test_a_statement_that_takes_too_long_is_ended_and_nothing_is_changed(direct: Place, pooled: Place) -> None:
+SLOW = Statement(sa.text("SELECT pg_sleep(30)"))
+ANY_TOPIC = Statement(sa.text("SELECT id FROM topics"))
+LIMITS = Statement(sa.text("SELECT current_setting('statement_timeout'), current_setting('lock_timeout')"))
+
+
+def test_a_statement_that_takes_too_long_is_ended_and_nothing_is_changed(
+    direct: Place, pooled: Place, pooler: Pooler
+) -> None:
     for place in (direct, pooled):
         book = place.open(read_timeout=0.05, write_timeout=0.05)
+        registry = book._registry
         with pytest.raises(RegistryTimeout, match="write_timeout"):
-            book._registry.write(lambda transaction: transaction._connection.execute("SELECT pg_sleep(30)"))
+            registry.write(lambda transaction: transaction.one(SLOW))
+        # In a snapshot, and each by itself.
+        for read in (registry.in_snapshot, registry.read_with):
+            with pytest.raises(RegistryTimeout, match="read_timeout"):
+                read(lambda reader: reader.all(SLOW))
         with pytest.raises(RegistryTimeout, match="read_timeout"):
-            book._registry.in_snapshot(lambda reader: reader._connection.execute("SELECT pg_sleep(30)"))
+            registry.one(SLOW)
         book.metadata.create_topic(f"after-{place.settings.get('pooler', 'none')}")
-    with pytest.raises(RegistryTimeout):
-        direct.open(read_timeout=0.05)._registry.read_with(
-            lambda reader: reader._connection.execute("SELECT pg_sleep(30)")
-        )
+    check_that_nothing_is_left_in_a_session(pooler)
 
 
-def test_without_limits_statements_take_as_long_as_they_take(direct: Place) -> None:
-    book = direct.open(read_timeout=0, write_timeout=0)
+def test_no_read_waits_for_a_lock_for_longer_than_is_set(direct: Place, pooled: Place) -> None:
+    for place in (direct, pooled):
+        book = place.open(lock_timeout=0.05, cache_segments=0, cache_staleness=0)
+        with psycopg.connect(direct.target) as connection:
+            connection.execute("LOCK TABLE topics")
+            with pytest.raises(RegistryBusy):
+                book.metadata.get_topic("orders")
+            with pytest.raises(RegistryBusy):
+                book._registry.in_snapshot(lambda reader: reader.all(ANY_TOPIC))
+        assert book.metadata.get_topic("orders") is None
 
-    def limit(reader: object) -> object:
-        return reader._connection.execute("SHOW statement_timeout").fetchone()[0]  # type: ignore[attr-defined]
 
-    assert book._registry.read_with(limit) == book._registry.write(limit) == "0"
+def test_without_limits_statements_take_as_long_as_they_take(direct: Place, pooled: Place) -> None:
+    for place in (direct, pooled):
+        registry = place.open(read_timeout=0, write_timeout=0, lock_timeout=7)._registry
+        limits = [registry.one(LIMITS), registry.read_with(lambda reader: reader.one(LIMITS))]
+        limits += [work(lambda reader: reader.one(LIMITS)) for work in (registry.in_snapshot, registry.write)]
+        assert limits == [("0", "7s")] * 4
 
 
 def test_no_limit_of_the_role_stops_a_migration(direct: Place) -> None:

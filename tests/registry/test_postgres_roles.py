@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from lakebook.registry.migrate import HEAD, migrate_to
 from lakebook.registry.upkeep import keep_database
 
 ROLE = "lake_keeper"
+PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
 
 
 @pytest.fixture
@@ -74,6 +76,24 @@ def test_a_book_lives_in_the_schema_that_the_address_names(shared: str, tmp_path
     use(as_role(shared), warehouse=str(tmp_path))
     assert relations(shared, "books") > 40
     assert relations(shared, "public") == 0
+
+
+def test_the_role_that_the_documentation_makes_is_enough(postgres: Postgres, tmp_path: Path) -> None:
+    section = PAGE.read_text(encoding="utf-8").split("\n## PostgreSQL\n")[1].split("\n## ")[0]
+    (block,) = re.findall(r"```sql\n(.*?)```", section, re.DOTALL)
+    url = postgres.new_database(with_book=False)
+    try:
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("REVOKE ALL ON SCHEMA public FROM PUBLIC")
+            for statement in block.split(";\n"):
+                connection.execute(statement.encode())
+        use(f"{url}&user=lake", warehouse=str(tmp_path))
+        assert relations(url, "lake") > 40
+        assert relations(url, "public") == 0
+    finally:
+        postgres.drop(url)
+        with psycopg.connect(postgres.url("postgres"), autocommit=True) as connection:
+            connection.execute("DROP ROLE IF EXISTS lake")
 
 
 def test_a_book_is_migrated_by_its_role(shared: str, tmp_path: Path) -> None:

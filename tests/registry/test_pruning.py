@@ -451,7 +451,8 @@ def test_snapshots_compare_join_and_cut_like_the_sets_that_they_see(seed: int) -
             assert first.includes(second) == (seen(second) <= seen(first))
             assert first.includes(cut) == (seen(cut) <= seen(first))
             assert seen(first.joined(cut)) == seen(first) | seen(cut)
-    assert sorted(taken, key=lambda item: item.age) == taken
+            assert seen(first.shared(cut)) == seen(first) & seen(cut)
+            assert PgSnapshot.parse(str(first.shared(cut))) == first.shared(cut)
 
 
 # --- random interleavings --------------------------------------------------------

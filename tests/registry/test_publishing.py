@@ -107,12 +107,13 @@ def of_duckdb(table: Table, snapshot_id: int | None = None) -> list[str]:
 
 
 def listed_files(book: Book, snapshot: SnapshotRecord) -> list[str]:
-    """The files that the manifests of a snapshot list."""
-    io, store = book.lake.publisher.io, book.lake.store
+    """The files that the manifests of a snapshot list; what a book keeps of the list is what is in its file."""
+    io, store, location = book.lake.publisher.io, book.lake.store, book.lake.store.uri(snapshot.manifest_list)
+    manifests = read_manifest_list(io, location)
+    # Not the manifests themselves: to PyIceberg two are equal if their paths are.
+    assert [item._data for item in book.lake.publisher.lists.read(location)] == [item._data for item in manifests]
     return sorted(
-        store.relative(entry.data_file.file_path)
-        for manifest in read_manifest_list(io, store.uri(snapshot.manifest_list))
-        for entry in live_entries(io, manifest)
+        store.relative(entry.data_file.file_path) for manifest in manifests for entry in live_entries(io, manifest)
     )
 
 

@@ -9,13 +9,17 @@ from typing import Any
 import pytest
 
 import lakebook
-from books import Postgres
+from books import SQLITE, Postgres
 from buckets import Buckets
-from lake import insert, numbers
+from lake import insert, numbers, run_sql
 from lakebook import Book
 from lakebook.components.janitor import Janitor
-from lakebook.errors import InvalidSetting, RegistryNotEmpty, VersionExpired
+from lakebook.config import load_settings
+from lakebook.errors import BookNotFound, InvalidSetting, RegistryNotEmpty, VersionExpired
 from lakebook.recovery.checkpoints import list_checkpoints
+from lakebook.registry import checkpoints
+from lakebook.registry.databases import database_for
+from lakebook.registry.migrate import revision_of
 from lakebook.streams.mirroring import bring_up_to_date
 from rebuilding import (
     Loss,
@@ -181,6 +185,64 @@ def test_without_a_checkpoint_what_describes_itself_comes_back(loss: Loss, book:
     assert any(item.path.startswith("data/") for item in report.left)
 
 
+def delete_what_nobody_needs(book: Book) -> None:
+    """Empty dropped tables, and delete their files as if every grace had passed."""
+    book.cleaner.empty_dropped()
+    run_sql(book, "UPDATE temporary_files SET expiration = 0")
+    assert not book.cleaner.delete_expired_temporary_files(wait=False).failed
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_the_table_of_a_topic_that_no_checkpoint_has_is_made_anew(loss: Loss, book: Book, is_known: bool) -> None:
+    book.metadata.create_topic(TOPIC)
+    plain = numbers(book, "plain", [1])
+    for number in range(3):
+        produce(book, TOPIC, 0, f"{number}")
+    if is_known:
+        checkpoint(book)
+    # Only now: the checkpoint has the topic, and not its table.
+    book.metadata.update_topic_config(TOPIC, {"iceberg": "true"})
+    bring_up_to_date(book.lake, "topics", TOPIC)
+    shown = book.table(TOPIC, namespace="topics")
+    for table in (shown, plain):
+        table.publish()
+    location = f"iceberg/{shown.record.table_uuid}"
+    records = records_of(book, TOPIC)
+    loss.lose()
+    report = loss.rebuild()
+    (said,) = [text for text in report.unknown if text.startswith(f"table at {location}")]
+    assert "is made anew" in said
+    again = loss.open()
+    again.resume_after_restore()
+    spaces = [space.name for space in again.tables.list_namespaces().items]
+    tables = [(item.namespace, item.name) for name in spaces for item in again.tables.list(name).items]
+    assert tables == ([("default", "plain")] if is_known else [("recovered", f"recovered_{plain.id}")])
+    (topic,) = again.metadata.list_topics().items
+    again.metadata.update_topic_config(topic.name, {"iceberg": "true"})
+    bring_up_to_date(again.lake, "topics", topic.name)
+    assert again.table(topic.name, namespace="topics").count() == 3
+    again.metadata.update_topic_config(topic.name, {"iceberg": "false"})
+    bring_up_to_date(again.lake, "topics", topic.name)
+    delete_what_nobody_needs(again)
+    assert records_of(again, topic.name) == records
+    require_sound(again)
+
+
+def test_a_segment_outlives_every_table_that_has_its_file(book: Book) -> None:
+    """Older releases have rebuilt tables of topics as ordinary ones."""
+    book.metadata.create_topic(TOPIC, config={"iceberg": "true"})
+    produce(book, TOPIC, 0, "a", "b")
+    bring_up_to_date(book.lake, "topics", TOPIC)
+    before = records_of(book, TOPIC)
+    run_sql(book, "UPDATE tables SET topic_id = NULL")
+    run_sql(book, "DELETE FROM mirror_positions")
+    book.tables.drop(TOPIC, namespace="topics")
+    delete_what_nobody_needs(book)
+    assert records_of(book, TOPIC) == before
+    # What was changed behind the book's back, no event tells.
+    assert [item for item in book.verify().findings if item.check != "events"] == []
+
+
 def test_a_torn_checkpoint_is_told_of_and_the_one_before_it_is_used(loss: Loss, book: Book) -> None:
     table = numbers(book, "plain", [1])
     good = checkpoint(book)
@@ -308,6 +370,44 @@ def test_a_place_with_a_book_is_refused(loss: Loss, book: Book) -> None:
         lakebook.rebuild_book(f"{loss.warehouse}/nothing", loss.target)
 
 
+def test_a_warehouse_with_nothing_of_a_book_is_refused_and_nothing_is_made(
+    loss: Loss, book: Book, tmp_path: Path
+) -> None:
+    numbers(book, "plain", [1])
+    checkpoint(book)
+    before = answers(book)
+    loss.lose()
+    (tmp_path / "nothing").mkdir()
+    # Files of tables alone say neither of which table they are nor whether they count.
+    (tmp_path / "other" / "data" / "1").mkdir(parents=True)
+    (tmp_path / "other" / "data" / "1" / "a.parquet").write_bytes(b"rows")
+    (tmp_path / "other" / "topics.txt").write_text("no segment")
+    for name in ("nothing", "other"):
+        with pytest.raises(InvalidSetting, match="Name the warehouse of a book"):
+            lakebook.rebuild_book(tmp_path / name, loss.target)
+    with pytest.raises(InvalidSetting, match="'warehouse' below"):
+        lakebook.rebuild_book(Path(loss.warehouse).parent, loss.target)
+    with pytest.raises(InvalidSetting):
+        lakebook.rebuild_book(tmp_path / "nothing", tmp_path / "fresh" / "book")
+    assert not (tmp_path / "fresh").exists()
+    assert list(Path(loss.warehouse).parent.glob("registry.db*")) == []
+    assert loss.kind == SQLITE or revision_of(database_for(load_settings(loss.target, {}))) is None
+    with pytest.raises(BookNotFound):
+        loss.open(create=False)
+    assert loss.rebuild().is_complete
+    assert answers(loss.open()) == before
+
+
+@pytest.mark.parametrize("above", ["topics/1/0/t1", "iceberg/1b4e28ba-2fa1-4d3b-a1e5-000000000001/metadata/0"])
+def test_what_a_book_could_be_made_of_is_tried(loss: Loss, tmp_path: Path, above: str) -> None:
+    place = tmp_path / "left" / above
+    place.mkdir(parents=True)
+    (place / "00001-1b4e28ba-2fa1-4d3b-a1e5-000000000002.metadata.json").write_bytes(b"torn")
+    report = lakebook.rebuild_book(tmp_path / "left", loss.target)
+    assert not report.is_complete
+    assert report.unknown
+
+
 def test_a_rebuilt_book_is_rebuilt_again(loss: Loss, book: Book) -> None:
     make_some_of_everything(book)
     checkpoint(book)
@@ -350,6 +450,11 @@ def test_the_registry_of_a_book_in_a_bucket_is_rebuilt_and_restored(
         before = answers(book)
         book.backup(tmp_path / "backup")
     rebuilt = tmp_path / "rebuilt"
+    # Beside it, and above it.
+    for wrong in (f"{place['warehouse']}s", place["warehouse"].removesuffix("/lake")):
+        with pytest.raises(InvalidSetting, match="Name the warehouse of a book"):
+            lakebook.rebuild_book(wrong, rebuilt, **buckets.settings)
+    assert not rebuilt.exists()
     report = lakebook.rebuild_book(place["warehouse"], rebuilt, **buckets.settings)
     assert report.is_complete, report.unknown
     with lakebook.open(rebuilt, create=False, **place) as again:
@@ -360,3 +465,24 @@ def test_the_registry_of_a_book_in_a_bucket_is_rebuilt_and_restored(
     with lakebook.open(restored, create=False, **place) as again:
         assert answers(again) == before
         require_sound(again)
+
+
+def test_pending_files_are_all_in_a_checkpoint_however_many_they_are(
+    loss: Loss, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoints, "_PAGE", 2)
+    book = loss.open()
+    table = numbers(book, "t", *([number] for number in range(5)))
+    table.publish()
+    for number in range(5, 12):
+        insert(table, {"id": number})
+    # Whole files: those that are published, and some that are not.
+    table.delete("id < 7")
+    checkpoint(book)
+    before = answers(book)
+    loss.lose()
+    report = loss.rebuild()
+    again = loss.open()
+    assert report.is_complete, report.unknown
+    assert answers(again) == before
+    assert sorted(again.table("t").to_arrow()["id"].to_pylist()) == [7, 8, 9, 10, 11]

@@ -15,6 +15,7 @@ from lakebook.clock import ManualClock
 from lakebook.errors import (
     InvalidInput,
     InvalidName,
+    LeaseLost,
     NegativeOffset,
     OffsetBelowLogStart,
     OffsetBeyondWatermark,
@@ -24,6 +25,8 @@ from lakebook.errors import (
 from lakebook.registry import schema
 from lakebook.registry.topic_leases import TopicLease, end_dead_topic_leases, list_topic_leases, pinned_from
 from lakebook.registry.topics import hide_topic
+from lakebook.streams.pinning import Pin
+from lakebook.streams.ranges import select
 
 LEASE = 60.0
 
@@ -297,6 +300,28 @@ def test_a_range_is_all_segments_that_hold_one_of_its_offsets(orders: Book) -> N
             found = orders.metadata.list_segments_in(topic_id, 0, start, end)
             assert [segment.base_offset for segment in found] == expected, (start, end)
     assert orders.metadata.list_segments_in(topic_id, 5, 0, 100) == []
+
+
+def test_a_reader_that_lost_its_lease_before_it_looked_is_told_and_reads_no_less(
+    orders: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = orders.metadata.list_segments_in
+
+    def froze(*where: int) -> Any:
+        """Meanwhile its lease was ended, and retention has been there."""
+        end_dead(orders, seen(orders))
+        retain(orders, 300)
+        return listed(*where)
+
+    with Pin(orders.lake) as pin, monkeypatch.context() as patch:
+        patch.setattr(orders.metadata, "list_segments_in", froze)
+        with pytest.raises(LeaseLost):
+            select(orders.lake, orders.metadata, pin, "orders", start=0)
+    # A hole that was reported when the registry was rebuilt is there whoever looks, and is no reason to give up.
+    run_sql(orders, "DELETE FROM segments WHERE base_offset = 300")
+    with Pin(orders.lake) as pin:
+        found = select(orders.lake, orders.metadata, pin, "orders", start={0: 300}, partitions=[0])
+    assert (found.record_count, found.ranges) == (100, {0: (300, 500)})
 
 
 def test_an_offset_is_found_by_its_segment_or_not_at_all(orders: Book) -> None:

@@ -1,7 +1,8 @@
 """A program with a cluster of its own: two hosts, executors in processes of their own, and speculation.
 
 During an insert one executor is killed, and a task of the other stands still, so that a second attempt at it is made
-on the other host. Spark's `local-cluster` has only one host, on which it makes no second attempt.
+on the other host. Spark's `local-cluster` has only one host, on which it makes no second attempt. During a compaction
+all executors are killed.
 """
 
 from __future__ import annotations
@@ -10,24 +11,31 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]
+import pyarrow as pa
 import pyspark
 from pyspark import SparkConf, SparkContext, TaskContext
 from pyspark.java_gateway import launch_gateway
+from pyspark.sql import SparkSession
 
 import lakebook
+from lakebook import Book
 from lakebook.spark.session import ICEBERG_RUNTIME, spark_session
 
 TABLE = "t"
 ROWS = 100
+#: Rows whose bytes cannot be made fewer, so that a file of all of them is written for a while.
+LARGE, LARGE_SCHEMA, LARGE_ROWS, LARGE_ROW = "large", "id BIGINT, data BINARY", 24, 1 << 20
 HOSTS = ("127.0.0.1", "127.0.0.2")
 EXECUTOR = "CoarseGrainedExecutorBackend"
 SETTINGS = {
     "spark.executor.memory": "512m",
-    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.driver.host": HOSTS[0],
     "spark.speculation": "true",
     "spark.speculation.interval": "100ms",
@@ -94,13 +102,46 @@ def executor() -> int:
     return process
 
 
+def kill_at_the_first_new_file(warehouse: Path, done: threading.Event, seen: list[str]) -> None:
+    """Kill all executors as soon as one of them writes a file."""
+    before = set(warehouse.rglob("*.parquet"))
+    while not done.wait(0.001):
+        for file in set(warehouse.rglob("*.parquet")) - before:
+            for process in psutil.Process().children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    if EXECUTOR in " ".join(process.cmdline()):
+                        process.kill()
+            seen.append(file.relative_to(warehouse).as_posix())
+            return
+
+
+def compact_with_killed_executors(book: Book, spark: SparkSession) -> dict[str, Any]:
+    """Compact a table whose executors die while they write: the file, what is there in its place, and its rows."""
+    table = book.tables.create(LARGE, LARGE_SCHEMA)
+    warehouse = book.warehouse.folder
+    assert warehouse is not None
+    for part in (range(LARGE_ROWS // 2), range(LARGE_ROWS // 2, LARGE_ROWS)):
+        table.insert_arrow(pa.table({"id": list(part), "data": [os.urandom(LARGE_ROW) for _ in part]}))
+    done, seen = threading.Event(), list[str]()
+    killer = threading.Thread(target=kill_at_the_first_new_file, args=(warehouse, done, seen))
+    killer.start()
+    try:
+        report = table.compact(spark)
+    finally:
+        done.set()
+        killer.join()
+    ids = sorted(table.to_arrow(columns=["id"])["id"].to_pylist())
+    return {"seen": seen, "files": [file.file_path for file in table.plan()], "out": report.files_out, "ids": ids}
+
+
 def main(folder: str, marks: str) -> None:
-    """Insert rows, have the executors verify the book, and sweep; what came of it, as JSON."""
+    """Insert rows, compact others, have the executors verify the book, and sweep; what came of it, as JSON."""
     spark = spark_session(master=start_cluster(Path(marks).parent / "workers"), **SETTINGS)
     numbers = spark.sparkContext.parallelize(range(ROWS), 2)
-    with lakebook.open(folder, sweep_grace=0, measure_on_spark=0) as book:
+    with lakebook.open(folder, sweep_grace=0, measure_on_spark=0, compact_files=2) as book:
         frame = numbers.mapPartitionsWithIndex(troubled(marks)).toDF("id BIGINT")
         report = book.table(TABLE).insert(frame)
+        compacted = compact_with_killed_executors(book, spark)
         found = book.verify(spark=spark)
         # Whoever may still write is ended.
         spark.stop()
@@ -111,6 +152,7 @@ def main(folder: str, marks: str) -> None:
         "attempts": sorted(mark.name for mark in Path(marks).iterdir()),
         "findings": [finding.what for finding in found.findings],
         "failed": swept.failed,
+        "compacted": compacted,
     }
     sys.stdout.write(json.dumps(told))
 

@@ -24,14 +24,6 @@ def spark() -> Iterator[SparkSession]:
     session.stop()
 
 
-@pytest.fixture(scope="session")
-def empty_book(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder to copy: that is quicker than to make a book."""
-    folder = tmp_path_factory.mktemp("empty") / "book"
-    lakebook.open(folder).close()
-    return folder
-
-
 @pytest.fixture
 def book(tmp_path: Path, empty_book: Path) -> Iterator[Book]:
     """A book of its own. In the end it is sound, and its warehouse has its tables' files and nothing else.

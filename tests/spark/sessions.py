@@ -1,18 +1,22 @@
-"""A program with a Spark session of its own: one whose tasks fail at first, or one without Iceberg's runtime."""
+"""A program with a Spark session of its own: its tasks fail at first, it has no Iceberg, or its JVM is killed."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 import lakebook
 from lakebook.errors import LakebookError
-from lakebook.spark.session import spark_session
+from lakebook.spark.keeping import KeptSession
+from lakebook.spark.session import is_alive, spark_session
 
 #: The rows of tests are few: making plans fast would take longer than they run.
 QUICK = {
@@ -81,6 +85,23 @@ def without_runtime(folder: str, _: str) -> dict[str, Any]:
     return told
 
 
+def killed(folder: str, _: str) -> dict[str, Any]:
+    """Insert rows, and more of them after the JVM was killed; what lived when."""
+    session = KeptSession(lambda: spark_session(master="local[1]", **QUICK))
+    lived = []
+    with lakebook.open(folder) as book:
+        for _time in range(2):
+            spark = session()
+            book.table(TABLE).insert(spark.range(ROWS).toDF("id"))
+            lived.append(is_alive(spark))
+            gateway: Any = SparkContext._gateway
+            os.kill(gateway.proc.pid, signal.SIGKILL)
+            gateway.proc.wait()
+            lived.append(is_alive(spark))
+    session.close()
+    return {"lived": lived, "left": SparkContext._active_spark_context is not None}
+
+
 if __name__ == "__main__":
-    act = {"retried": retried, "without_runtime": without_runtime}[sys.argv[1]]
+    act = {"retried": retried, "without_runtime": without_runtime, "killed": killed}[sys.argv[1]]
     sys.stdout.write(json.dumps(act(*sys.argv[2:])))

@@ -595,8 +595,10 @@ def test_the_daemon_runs_pipelines_with_an_interval_and_one_that_fails_stops_no_
     assert failing.record.failures > 0 and idle.record.last_batch == 0
     (noted,) = [item for item in book.maintenance_history(component="pipelines") if item.outcome == "done"]
     assert noted.detail["pipeline"] == "b" and noted.detail["rows"] == 2
-    done = book.maintain(["pipelines"], spark=spark)["pipelines"]["pipelines"]
+    # Without a session it takes that of the process, and leaves it running: it is somebody else's.
+    done = book.maintain(["pipelines"])["pipelines"]["pipelines"]
     assert done["b"] == "nothing to do" and done["a"].startswith("error")
+    assert spark.range(3).count() == 3
 
 
 def test_verify_finds_an_offset_above_its_topics_end(book: Book, spark: SparkSession) -> None:

@@ -22,7 +22,7 @@ from lakebook import Book
 from lakebook.registry.ranges import Range
 from viewing import DAY, T0, at, order, orders
 
-EXAMPLES = int(os.environ.get("LAKEBOOK_TEST_VIEW_EXAMPLES", "6"))
+EXAMPLES = int(os.environ.get("LAKEBOOK_TEST_VIEW_EXAMPLES", "4"))
 STEPS = 10
 TOTALS = "SELECT date_trunc('minute', ts) AS ts, region, count(*) AS n, {}(id) AS last FROM orders GROUP BY 1, 2"
 

@@ -249,6 +249,28 @@ def test_a_commit_while_a_range_is_built_leaves_it_stale(book: Book, spark: Spar
     assert (view.count(), stale_hours(view)) == (3, [])
 
 
+def test_what_another_worker_has_taken_over_is_left_to_it_and_is_no_failure(book: Book, spark: SparkSession) -> None:
+    table = orders(book)
+    order(table, 0.5, 23.5)
+    view = view_of(book)
+
+    def take_over(begin: float, end: float) -> None:
+        run_sql(book, "UPDATE view_claims SET expires_at = 0")
+        enter(book, view, claim(book, view, at(begin), at(end)))
+
+    with failpoints.armed("view.built", lambda: take_over(0, 1)):
+        done = view.materialize(spark, at(0), at(1))
+    assert (done.claimed, done.built, done.failed) == (1, 0, {})
+    with failpoints.armed("view.built", lambda: take_over(23, 24)):
+        # Who waits for the other finds it done.
+        done = view.materialize(spark, at(23), at(24), wait=True)
+    assert (done.up_to_date, done.built, done.failed) == (1, 0, {})
+    assert view.materialize(spark, at(0), at(24), force=True).built == 2
+    with failpoints.armed("view.built", lambda: run_sql(book, "DELETE FROM view_claims")):
+        assert view.merge_partitions(spark, "day") == []
+    assert (view.count(), book.verify().findings) == (2, ())
+
+
 def test_other_engines_read_a_view_as_a_table(tmp_path: Path, spark: SparkSession) -> None:
     with lakebook.open(tmp_path / "published", publish="sync") as book:
         table = orders(book)

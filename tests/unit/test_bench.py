@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench import scale, streams
+from bench import moving, scale, streams
 from bench.asked import Asked
 from bench.measure import Effort
 from bench.places import Ground
 
+from extent import long
 from lakebook.registry.statements import POSTGRESQL, SQLITE
 
 
@@ -16,6 +17,7 @@ def say(what: str, done: int = 0, total: int | None = None) -> None:
     """Nobody watches."""
 
 
+@long
 def test_the_bench_of_streams_measures_every_way_in_and_out_beside_a_peer(tmp_path: Path) -> None:
     # Spark is measured on the first of the databases only, which is not this one.
     kinds, effort = (POSTGRESQL, SQLITE), Effort(rounds=1, seconds=0.001, singles=5)
@@ -30,6 +32,7 @@ def test_the_bench_of_streams_measures_every_way_in_and_out_beside_a_peer(tmp_pa
     assert {result.size for result in found if "reading one record" in result.name} == {200}
 
 
+@long
 def test_the_bench_of_scale_measures_the_growth_of_each_kind_of_work(tmp_path: Path) -> None:
     effort = Effort(rounds=1, seconds=0.001, singles=5)
     asked = Asked(
@@ -42,3 +45,14 @@ def test_the_bench_of_scale_measures_the_growth_of_each_kind_of_work(tmp_path: P
     memory = [result.ours for result in found if "memory" in result.name]
     assert memory
     assert all(grown is not None and grown > 0 for grown in memory)
+
+
+def test_the_bench_of_moving_measures_a_checkpoint_a_copy_and_a_rebuild(tmp_path: Path) -> None:
+    effort = Effort(rounds=1, seconds=0.001, singles=5)
+    asked = Asked([SQLITE], ["moving"], True, effort, [], 0, [], [], 0, [], 0, 0, moved=[40])
+    found = list(moving.measure(Ground(SQLITE, tmp_path), asked, say))
+    assert {result.size for result in found} == {40}
+    assert all(result.ours is not None and result.ours > 0 for result in found)
+    for work in ("checkpoint", "copy", "rebuild"):
+        assert any(result.name.startswith((work, f"a {work}")) for result in found)
+    assert sum(result.ratio is not None for result in found) == 2

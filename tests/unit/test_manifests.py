@@ -75,6 +75,7 @@ from lakebook.iceberg.manifests import (
     FILES_PER_MANIFEST,
     MOST_MERGED,
     ListedFile,
+    ManifestLists,
     data_file,
     entries_of,
     live_entries,
@@ -490,6 +491,25 @@ def test_a_list_tells_its_size_and_is_not_remembered(place: Place) -> None:
     assert (meta["snapshot-id"], meta["parent-snapshot-id"], meta["sequence-number"]) == ("2", "1", "2")
     assert write_manifest_list(place.io, (empty := place.new()), 3, 2, 3, []) > 0
     assert read_manifest_list(place.io, empty) == []
+
+
+def test_lists_that_are_kept_say_what_their_files_say_also_of_a_manifest_that_is_told_in_other_words(
+    place: Place,
+) -> None:
+    lists = ManifestLists(place.io)
+    manifest = place.added([listed_file("a")], 1)
+    first, second, third = place.new(), place.new(), place.new()
+    _, listed = lists.write(first, 1, None, 5, [manifest])
+    other = ManifestFile(*listed[0]._data)
+    other.min_sequence_number = 3
+    lists.write(second, 2, 1, 6, [other])
+    size, again = lists.write(third, 3, 2, 7, listed)
+    assert size == place.store.size(place.store.relative(third))
+    assert [item.min_sequence_number for item in (*again, *lists.read(second))] == [5, 3]
+    for location in (first, second, third):
+        # Two manifests are equal to PyIceberg if their paths are.
+        found = read_manifest_list(place.io, location)
+        assert [item._data for item in lists.read(location)] == [item._data for item in found]
 
 
 def test_removed_files_are_deleted_and_the_others_exist_as_they_were(place: Place) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import io
+import logging
 import os
 import re
 import subprocess
@@ -25,6 +26,7 @@ import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from obstore.exceptions import GenericError
 
 from buckets import KEY, SECRET, Buckets
 from faulty_stores import room_for
@@ -41,8 +43,9 @@ from lakebook.errors import (
     StorageUnavailable,
     WarehouseNotWritable,
 )
+from lakebook.storage import objects
 from lakebook.storage.access import S3Access, access_of
-from lakebook.storage.answers import Measured
+from lakebook.storage.answers import Measured, reason_of
 from lakebook.storage.objects import ObjectStore
 from lakebook.storage.s3 import PART as PART_OF_UPLOAD
 from lakebook.storage.warehouse import Warehouse
@@ -1099,13 +1102,59 @@ def test_credentials_come_from_a_profile_too(
         ("s3://key:s3cret@bucket/lake", {}),
         ("s3://bucket/lake", {"endpoint": "no address"}),
         ("s3://bucket/lake", {"endpoint": "https://key:s3cret@host"}),
+        ("s3://bucket/lake", {"endpoint": "http://a b"}),
+        ("s3://bucket/lake", {"endpoint": "http://"}),
+        ("s3://bucket/lake", {"endpoint": "http://[::1"}),
+        ("s3://bucket/lake", {"endpoint": "http://key:s3cret@[::1"}),
+        # What sends the requests would panic over these, when the first is to be sent.
+        ("s3://bucket/lake", {"endpoint": "http://host:99999999"}),
+        ("s3://bucket/lake", {"endpoint": "http://host:port"}),
+        ("s3://bucket/lake", {"endpoint": "http://host/a b"}),
+        ("s3://bucket/lake", {"endpoint": "http://host/\0"}),
+        ("s3://bucket/lake", {"endpoint": "http://host?key=s3cret"}),
+        ("s3://bucket/lake", {"access_key_id": "s3cret\n"}),
+        ("s3://bucket/lake", {"secret_access_key": "s3cret\n"}),
+        ("s3://bucket/lake", {"session_token": "s3cret\n"}),
+        ("s3://bucket/lake", {"region": "eu-north-1\n"}),
+        ("s3://bucket/lake", {"request_seconds": 1e300}),
+        ("s3://bucket/lake", {"retry_seconds": 1e300}),
+        ("s3://buck et/lake", {}),
+        ("s3://bucket:99999999/lake", {}),
+        ("s3://bu\0cket/lake", {}),
+        ("s3://[bucket/lake", {}),
+        ("s3://[key:s3cret@bucket/lake", {}),
+        # What is recorded, and what engines are told, begins with s3://.
+        ("S3://bucket/lake", {}),
+        (" s3://bucket/lake", {}),
+        ("s\n3://bucket/lake", {}),
+        ("Memory://", {}),
+        ("s3://bucket/lake", {"region": "eu west!"}),
+        ("s3://bucket/lake", {"region": "x/../y", "endpoint": "http://127.0.0.1:1"}),
         ("s3://bucket/lake", {"secret_access_key": ""}),
+        ("s3://bucket/lake", {"access_key_id": "", "secret_access_key": "", "session_token": "s3cret"}),
     ],
 )
 def test_a_bucket_that_cannot_be_reached_is_refused(root: str, access: dict[str, Any]) -> None:
     with pytest.raises(InvalidSetting) as caught:
         ObjectStore(Warehouse(root, access=S3Access(**{"access_key_id": "k", "secret_access_key": "s", **access})))
     assert "s3cret" not in str(caught.value)
+
+
+def test_the_clock_of_a_store_is_asked_without_a_trace_and_what_the_killed_left_goes(store: ObjectStore) -> None:
+    store.put_new("a", b"1")
+    (before,) = (item.modified for item in store.list())
+    old, young = f"{objects._PROBES}/old", f"{objects._PROBES}/young"
+    with pytest.MonkeyPatch.context() as patch:
+        # All are as old as can be, but for the one that is asked about.
+        patch.setattr(objects, "_PROBED", timedelta())
+        store.put_new(old, b"")
+        (left,) = (item.modified for item in store.list(objects._PROBES))
+        while store.now() <= left:
+            pass
+    store.put_new(young, b"")
+    assert store.now() >= before
+    # Somebody may be asking at this very moment.
+    assert {item.path for item in store.list()} == {"a", young}
 
 
 def test_secrets_of_a_bucket_are_shown_nowhere(buckets: Buckets, bucket: str) -> None:
@@ -1116,6 +1165,28 @@ def test_secrets_of_a_bucket_are_shown_nowhere(buckets: Buckets, bucket: str) ->
         assert SECRET not in text
         assert KEY not in text
         assert "t0ken" not in text
+
+
+def test_who_debugs_sees_no_secret_of_a_bucket(buckets: Buckets, bucket: str, caplog: pytest.LogCaptureFixture) -> None:
+    store = ObjectStore(in_bucket(buckets, bucket, s3_session_token="t0ken"))
+    with caplog.at_level(logging.DEBUG):
+        store.put_new("a/b", b"1")
+        assert store.read("a/b") == b"1"
+        assert [found.path for found in store.list()] == ["a/b"]
+        assert store.delete_folder("a") == 1
+    # It is told what was asked for, and with which headers.
+    assert "x-amz-security-token:***" in caplog.text
+    assert "'Authorization': b'***'" in caplog.text
+    for secret in (KEY, SECRET, "t0ken"):
+        assert secret not in caplog.text
+
+
+@pytest.mark.parametrize("between", ["", '<?xml version="1.0" encoding="UTF-8"?>', '<?xml version="1.0"?>\n'])
+def test_of_what_a_store_answers_only_code_and_message_are_told(between: str) -> None:
+    told = "<Error><Token-0>t0ken</Token-0><Code>ExpiredToken</Code><Message>too old</Message><Key>k</Key></Error>"
+    assert reason_of(GenericError(f"PUT http://host/x - 400 Bad Request: {between}{told}")) == "ExpiredToken: too old"
+    assert reason_of(GenericError("PUT http://host/x - 400: <html>t0ken")) == "PUT http://host/x - 400:"
+    assert reason_of(GenericError("<html>t0ken")) == "GenericError"
 
 
 def test_a_bucket_that_is_not_there_is_a_typed_error(buckets: Buckets) -> None:

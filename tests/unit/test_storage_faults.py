@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -23,10 +24,11 @@ from fault_proxy import (
     REFUSED,
     SHORT,
     SLOW_DOWN,
+    UNCONDITIONAL,
     FaultProxy,
 )
 from lakebook.config import Settings
-from lakebook.errors import ObjectExists, ObjectNotFound, StorageRefused, StorageUnavailable
+from lakebook.errors import ObjectExists, ObjectNotFound, StorageRefused, StorageUnavailable, WarehouseNotWritable
 from lakebook.storage import s3
 from lakebook.storage.access import access_of
 from lakebook.storage.objects import ObjectStore
@@ -292,3 +294,54 @@ def test_what_is_not_there_is_told_at_once(faulty: Faulty, name: str) -> None:
     with pytest.raises(ObjectNotFound):
         OPERATIONS[name].do(faulty.store())
     assert faulty.proxy.count(f" /{faulty.bucket}") - before == 1
+
+
+# --- the probe of a warehouse --------------------------------------------------
+
+
+def test_a_store_that_creates_what_is_there_already_is_refused(faulty: Faulty) -> None:
+    warehouse = faulty.store().warehouse
+    with (
+        faulty.proxy.faulty(UNCONDITIONAL, times=ENDLESS),
+        pytest.raises(WarehouseNotWritable, match=r"replaces an object.*If-None-Match"),
+    ):
+        warehouse.check_writable()
+    assert faulty.there() == OLD
+    before = faulty.proxy.count("")
+    warehouse.check_writable()
+    assert faulty.proxy.count("") == before + 4  # Created, refused, read, deleted.
+    assert faulty.there() == OLD
+
+
+@pytest.mark.parametrize("fault", [ERROR, LOST])
+def test_a_store_that_fails_while_it_is_probed_is_not_taken_for_one_that_replaces(faulty: Faulty, fault: str) -> None:
+    # The second creation is the one that fails, and is tried again.
+    second = iter((False, True))
+    with faulty.proxy.faulty(fault, "PUT .*probe", chosen=lambda: next(second)) as rule:
+        faulty.store().warehouse.check_writable()
+    assert rule.left == 0
+    assert faulty.there() == OLD
+
+
+# --- other processes ---------------------------------------------------------------
+
+
+def test_a_forked_child_of_one_that_used_a_bucket_is_told_so(buckets: Buckets, proxy: FaultProxy) -> None:
+    store = Faulty(buckets, proxy).store()
+    store.put_new("t/one", b"1")
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        said = "nothing"
+        try:
+            store.put_new("t/two", b"2")
+        except BaseException as error:  # noqa: BLE001 - told to the parent
+            said = type(error).__name__
+        os.write(writing, said.encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reading, 100) == b"StorageRefused"
+    os.close(reading)
+    os.close(writing)
+    # The parent goes on.
+    assert store.read("t/one") == b"1"

@@ -81,6 +81,7 @@ class Astha:
         *,
         on_claimed: Callable[[], None] = lambda: None,
         on_lost: Callable[[], None] = lambda: None,
+        on_stopped: Callable[[], None] = lambda: None,
         describe: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self._registry = registry
@@ -90,6 +91,7 @@ class Astha:
         self._subscribers = tuple(subscribers)
         self._on_claimed = on_claimed
         self._on_lost = on_lost
+        self._on_stopped = on_stopped
         self._describe = describe
         self._ending = threading.Event()
         self._changed = threading.Condition()
@@ -160,6 +162,10 @@ class Astha:
             while not self._ending.is_set():
                 self._try_once()
         finally:
+            try:
+                self._on_stopped()
+            except Exception:
+                LOG.exception("not everything has ended cleanly")
             self._set_role(Role.STOPPED)
 
     def _try_once(self) -> None:
@@ -188,25 +194,28 @@ class Astha:
     def _await_turn(self) -> Turn | None:
         """Wait until the turn is free, or its holder has not renewed it for a whole lease time while one watched."""
         watched: tuple[int, int] | None = None
-        since = 0.0
+        silence = looked = 0.0
         lease = self._settings.astha_lease
+        pause = lease / 10
         while not self._ending.is_set():
             try:
-                # The time of the reading itself was no watching.
-                before = self._clock.monotonic()
+                # The time of the reading itself was no watching; nor was one that passed at once, in which this process
+                # was frozen or its clock was moved: then its holder may have been frozen too, and is about to go on.
+                passed = min(self._clock.monotonic() - looked, 2 * pause)
                 state = self._registry.read_with(scheduler_state)
+                looked = self._clock.monotonic()
                 seen = None if state is None else (state.token, state.beat)
-                silent = seen is not None and seen == watched and before - since >= lease
+                silence = silence + passed if seen == watched else 0.0
+                watched = seen
+                silent = seen is not None and silence >= lease
                 if state is None or state.holder is None or silent:
                     turn = self._claim(seen if silent else None)
                     if turn is not None:
                         return turn
-                if seen != watched:
-                    watched, since = seen, self._clock.monotonic()
             except _OUTAGES as error:
                 LOG.warning("the registry does not answer (%s)", error)
                 watched = None
-            self._ending.wait(lease / 10)
+            self._ending.wait(pause)
         return None
 
     def _claim(self, seen: tuple[int, int] | None) -> Turn | None:

@@ -41,9 +41,9 @@ def restore(place: Place, file: str, into: str | None, warehouse: str | None, as
     Its bytes are where they were at the time of the backup, or in --warehouse. It begins a new epoch. Nothing
     is removed from it before `lakebook admin resume-after-restore`.
     """
-    target = place.target if into is None else into
+    target, settings = place.to_make(into, warehouse)
     with advancing("rows") as advance:
-        done = restore_book(file, target, clock=place.clock, warehouse=warehouse or place.warehouse, progress=advance)
+        done = restore_book(file, target, clock=place.clock, progress=advance, **settings)
     if as_json:
         print_json(done)
         return
@@ -84,6 +84,12 @@ def copy(place: Place, source: str, target: str, warehouse: str | None, workers:
         )
     if as_json:
         print_json(done)
+        return
+    if done.done_before:
+        print_line(
+            f"a former run has copied and verified all of it, and only its marks were left to remove: registry"
+            f" {done.registry}, warehouse {done.warehouse}"
+        )
         return
     print_line(
         f"copied {done.objects} object(s) of {done.bytes} bytes ({done.skipped} were there already), rewrote"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import click
 
-from lakebook.book import Book, migrate_book, open_book
+from lakebook.book import Book, migrate_with
 from lakebook.cli.commands import BookCommand, Place, dry_run_option, json_option, pass_place, spark_log_option
 from lakebook.cli.output import print_json, print_line, print_note, print_table, print_text, working
 from lakebook.cli.spark import spark_started
@@ -25,7 +26,7 @@ def init(place: Place, target: str | None, as_json: bool) -> None:
 
     It is created at TARGET, or where --book says.
     """
-    wanted = Place(place.target if target is None else target, place.warehouse, place.clock)
+    wanted = place if target is None else replace(place, target=target, given=True)
     if wanted.target == MEMORY:
         raise click.UsageError("A book in memory would be gone when this command ends.")
     book, created = _opened_or_created(wanted)
@@ -42,7 +43,7 @@ def _opened_or_created(place: Place) -> tuple[Book, bool]:
     try:
         return place.open(), False
     except BookNotFound:
-        return open_book(place.target, clock=place.clock, warehouse=place.warehouse), True
+        return place.open(create=True), True
 
 
 @click.command(cls=BookCommand)
@@ -134,9 +135,7 @@ def metrics(place: Place, prometheus: bool, as_json: bool) -> None:
 @pass_place
 def migrate(place: Place, as_json: bool) -> None:
     """Bring the registry's schema up to date."""
-    done = migrate_book(
-        place.target, warehouse=place.warehouse, progress=lambda revision: print_note(f"applied revision {revision}")
-    )
+    done = migrate_with(place.settings(), progress=lambda revision: print_note(f"applied revision {revision}"))
     if as_json:
         print_json(done)
     elif done.applied:
@@ -157,7 +156,7 @@ def doctor(context: click.Context, as_json: bool) -> None:
     """
     place = context.find_object(Place)
     assert place is not None
-    checks = examine(place.target, clock=place.clock, warehouse=place.warehouse)
+    checks = examine(place.target, clock=place.clock, named=place.named, warehouse=place.warehouse)
     failed = any(check.status is Status.FAIL for check in checks)
     if as_json:
         print_json({"ok": not failed, "checks": checks})

@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 
 import click
 
-from lakebook.book import Book, open_book
+from lakebook.book import Book, open_with
 from lakebook.cli.output import print_error
 from lakebook.clock import Clock
+from lakebook.config import Settings, is_registry_url, load_settings
 from lakebook.errors import InvalidConfig, InvalidInput, LakebookError
 from lakebook.names import shown
 from lakebook.pages import PAGE_SIZE, Page, every
@@ -49,10 +50,32 @@ class Place:
     target: str
     warehouse: str | None
     clock: Clock
+    #: Whether the command line itself has named it; else it is the present folder, or what the environment says.
+    given: bool = False
 
-    def open(self) -> Book:
-        """Open the book; one that is not there is never created."""
-        return open_book(self.target, clock=self.clock, create=False, warehouse=self.warehouse)
+    @property
+    def named(self) -> bool:
+        """Whether it is a folder that counts before the environment: a whole place, with all that is in it."""
+        return self.given and not is_registry_url(self.target)
+
+    def settings(self) -> Settings:
+        """The settings of the book."""
+        return load_settings(self.target, {"warehouse": self.warehouse}, named=self.named)
+
+    def open(self, *, create: bool = False) -> Book:
+        """Open the book; one that is not there is created only if that is asked for."""
+        return open_with(self.settings(), clock=self.clock, create=create)
+
+    def to_make(self, into: str | None, warehouse: str | None = None) -> tuple[str, dict[str, Any]]:
+        """Where a book is to be made, and the settings that say so: at `into`, else where the other commands look.
+
+        `into` is what was named, whatever the environment says; --book is what it is for every command.
+        """
+        given = {"warehouse": warehouse or self.warehouse}
+        if into is not None:
+            return into, given
+        meant = load_settings(self.target, given, named=self.named)
+        return self.target, {name: getattr(meant, name) or None for name in ("registry", "warehouse")}
 
 
 pass_place = click.make_pass_decorator(Place)

@@ -6,6 +6,7 @@ import io
 import sys
 
 import click
+from click.core import ParameterSource
 
 import lakebook
 from lakebook.cli.admin import admin
@@ -39,7 +40,8 @@ from lakebook.clock import Clock, SystemClock
     show_envvar=True,
     default=".",
     show_default=True,
-    help="The book: a folder, or a registry URL (postgresql://… or sqlite:///path).",
+    help="The book: a folder, or a registry URL (postgresql://… or sqlite:///path). Given here it counts before"
+    " LAKEBOOK_REGISTRY.",
 )
 @click.option(
     "--warehouse",
@@ -52,7 +54,8 @@ def cli(context: click.Context, target: str, warehouse: str | None) -> None:
     """Keep the book of record of a streaming lakehouse."""
     # A caller inside this process may bring a clock of its own.
     clock: Clock = SystemClock() if context.obj is None else context.obj
-    context.obj = Place(target, warehouse, clock)
+    given = context.get_parameter_source("target") is ParameterSource.COMMANDLINE
+    context.obj = Place(target, warehouse, clock, given)
 
 
 for command in (

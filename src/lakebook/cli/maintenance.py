@@ -39,7 +39,7 @@ def maintenance() -> None:
 @json_option
 @click.pass_context
 def status(context: click.Context, as_json: bool) -> None:
-    """Show who does the work, what waits, what fails, what is paused, and what was done last.
+    """Show who does the work, who compacts what, what waits, what fails, what is paused, and what was done last.
 
     The exit code is 1 if something is not as it should be.
     """
@@ -100,6 +100,12 @@ def _print_overview(found: Overview) -> None:
                 )
                 for item in found.stalled
             ],
+        )
+    if found.compactions:
+        print_line("")
+        print_table(
+            ("compacted now", "by", "claimed until", "alive"),
+            [(item.table, item.holder, item.expires_at, item.alive) for item in found.compactions],
         )
     if found.requests:
         print_line("")

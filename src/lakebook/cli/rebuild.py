@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lakebook.cli.commands import BookCommand, Place, json_option, pass_place
-from lakebook.cli.output import print_json, print_line, print_note, print_table, working
+from lakebook.cli.commands import BookCommand, Place, json_option
+from lakebook.cli.output import advancing, print_json, print_line, print_note, print_table
 
 if TYPE_CHECKING:
     # Arrow and PyIceberg are loaded by who rebuilds.
@@ -21,21 +21,25 @@ _MOST_NAMED = 20
 @click.argument("warehouse")
 @click.option("--into", metavar="TARGET", help="Where to make the book: a folder or a registry URL.  [default: --book]")
 @json_option
-@pass_place
-def rebuild(place: Place, warehouse: str, into: str | None, as_json: bool) -> None:
+@click.pass_context
+def rebuild(context: click.Context, warehouse: str, into: str | None, as_json: bool) -> None:
     """Rebuild the registry of a book from its WAREHOUSE, at a place where there is no book.
 
     It begins from the newest checkpoint that the janitor has written into the warehouse, and reads Iceberg metadata
     and segments. It reports what could not be known. The warehouse is not changed, and nothing is removed from the
     book until it is told that it may.
 
-    If it is stopped in the middle there is no book yet: run it again.
+    If it is stopped in the middle there is no book yet: run it again. A WAREHOUSE with nothing of a book is refused.
+
+    The exit code is 1 if not everything came back that was known at the checkpoint. The book is there all the same.
     """
     from lakebook.recovery.rebuild import rebuild_book
 
-    target = place.target if into is None else into
-    with working("rebuilding") as say:
-        done = rebuild_book(warehouse, target, clock=place.clock, progress=say)
+    place = context.find_object(Place)
+    assert place is not None
+    target, settings = place.to_make(into, warehouse)
+    with advancing("rebuilding:") as advance:
+        done = rebuild_book(into=target, clock=place.clock, progress=advance, **{**settings, "warehouse": warehouse})
     if as_json:
         print_json({"complete": done.is_complete, **vars(done)})
     else:
@@ -43,6 +47,7 @@ def rebuild(place: Place, warehouse: str, into: str | None, as_json: bool) -> No
     print_note(
         "nothing is removed from it for now: run `lakebook verify`, and then `lakebook admin resume-after-restore`"
     )
+    context.exit(0 if done.is_complete else 1)
 
 
 def _print(done: RebuildReport) -> None:
@@ -72,6 +77,9 @@ def _print(done: RebuildReport) -> None:
         print_line(f"taken on its own word: {text}")
     for text in done.unknown:
         print_line(f"not known: {text}")
+    for view in done.marked_views:
+        why = "; ".join(view.why)
+        print_line(f"view {view.name}: {view.stale} range(s) are stale and {view.frozen} frozen now: {why}")
     for left in done.left[:_MOST_NAMED]:
         print_line(f"left alone: {left.path} ({left.size} bytes): {left.why}")
     if len(done.left) > _MOST_NAMED:

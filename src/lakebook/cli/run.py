@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,11 +13,15 @@ from lakebook.cli.commands import BookCommand, Place, json_option, pass_place, s
 from lakebook.cli.output import print_json, print_note
 from lakebook.components.names import COMPONENTS
 
+if TYPE_CHECKING:
+    # It loads all components, which help texts need not wait for.
+    from lakebook.components.upkeep import Upkeep
+
 # How often it looks whether it has ended by itself, or gained or lost the turn.
 _LOOK = 0.5
 
-_ACTIVE = ("active", "looking after the tables")
-_WAITING = ("waiting", "waiting: another process does the work")
+_ACTIVE = "looking after the tables"
+_WAITING = "waiting: another process looks after the tables"
 
 
 @click.command(cls=BookCommand)
@@ -26,6 +31,11 @@ _WAITING = ("waiting", "waiting: another process does the work")
     type=click.Choice(COMPONENTS),
     multiple=True,
     help="Run this component alone; can be given several times.  [default: all]",
+)
+@click.option(
+    "--worker",
+    is_flag=True,
+    help="Only compact, run pipelines and build views, beside whoever looks after the tables; never take the turn.",
 )
 @click.option(
     "--spark-master",
@@ -46,6 +56,7 @@ _WAITING = ("waiting", "waiting: another process does the work")
 def run(
     place: Place,
     only: tuple[str, ...],
+    worker: bool,
     spark_master: str,
     no_spark: bool,
     log_level: str,
@@ -54,8 +65,10 @@ def run(
 ) -> None:
     """Look after all tables: publish, tag, expire, compact and clean up, until it is stopped.
 
-    One process at a time does the work. A second one waits, and takes over within seconds when the first
-    ends or dies. Ctrl-C or SIGTERM end it cleanly: what is under way is finished first.
+    One process at a time publishes, tags, expires and cleans up. A second one waits, and takes over within seconds
+    when the first ends or dies. While it waits it compacts, runs pipelines and builds views: each is claimed by one
+    process (not without Spark, nor if the setting worker_interval is 0). Ctrl-C or SIGTERM end it cleanly: what is
+    under way is finished first.
     """
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", force=True)
     for noisy in ("py4j", "pyspark", "alembic"):
@@ -65,14 +78,14 @@ def run(
     try:
         with place.open() as book:
             spark = None if no_spark else spark_master
-            with book.running(spark=spark, components=only or None) as upkeep:
+            with book.running(spark=spark, components=only or None, worker=worker) as upkeep:
                 said = None
                 while not stopping.wait(_LOOK):
-                    if upkeep.astha.failure is not None:
-                        raise upkeep.astha.failure
+                    if (failure := upkeep.failure) is not None:
+                        raise failure
                     if upkeep.active != said:
                         said = upkeep.active
-                        _say(*(_ACTIVE if said else _WAITING), as_json=as_json)
+                        _say_role(upkeep, as_json=as_json)
                 _say("stopping", "stopping", as_json=as_json)
     finally:
         for number, handler in former.items():
@@ -80,9 +93,21 @@ def run(
     _say("stopped", "stopped", as_json=as_json)
 
 
-def _say(state: str, text: str, *, as_json: bool) -> None:
+def _say_role(upkeep: Upkeep, *, as_json: bool) -> None:
+    """Say whether it has the turn, and what works here."""
+    if not upkeep.takes_turns:
+        _say("working", f"working: {', '.join(upkeep.workers)}", as_json=as_json, components=list(upkeep.workers))
+        return
+    if upkeep.active:
+        _say("active", _ACTIVE, as_json=as_json, components=list(upkeep.components))
+        return
+    shared = f"; {', '.join(upkeep.workers)} share its work meanwhile" if upkeep.workers else ""
+    _say("waiting", f"{_WAITING}{shared}", as_json=as_json, components=list(upkeep.workers))
+
+
+def _say(state: str, text: str, *, as_json: bool, **more: object) -> None:
     """Say what has become of it: to a reader on stderr, to a program as a line of JSON."""
     if as_json:
-        print_json({"state": state}, line=True)
+        print_json({"state": state, **more}, line=True)
     else:
         print_note(text)

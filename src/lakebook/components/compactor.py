@@ -1,8 +1,9 @@
 """The compactor keeps the rows of tables in files of the right size.
 
-Events only tell it which tables are worth a look. It looks at one after the other in a thread of its own, and
-asks the registry how much there is to gain; so it needs no memory of its own, and several of them do no more
-harm to each other than a conflict that costs one of them its work.
+Events only tell it which tables are worth a look; where it is not told of any, because another process has the
+scheduler's turn, it walks through the tables by itself. It looks at one after the other in a thread of its own, and
+asks the registry how much there is to gain; so it needs no memory of its own. Several of them share the tables: each
+claims the one that it compacts, and leaves alone those that another has.
 """
 
 from __future__ import annotations
@@ -16,12 +17,26 @@ from typing import TYPE_CHECKING, Any
 
 from lakebook import forks
 from lakebook.cdc.subscribers import Event, Refresh, Subscriber
+from lakebook.components.chores import Chores
 from lakebook.components.component import Component
-from lakebook.errors import BookClosed, EpochChanged, FilesChanged, LakebookError, SchemaChanged, SubscriberFailed
-from lakebook.lake.compaction import CompactionReport, Debt, compact_once, debt_of, policy_of
+from lakebook.errors import (
+    BookClosed,
+    CompactionClaimed,
+    EpochChanged,
+    LakebookError,
+    RegistryBusy,
+    RegistryTimeout,
+    RegistryUnavailable,
+    SubscriberFailed,
+    TableNotFound,
+)
+from lakebook.lake.compaction import GAVE_WAY, CompactionReport, Debt, compact_once, debt_of, policy_of
 from lakebook.lake.lake import Lake
+from lakebook.registry.compaction_claims import refuse_claimed
+from lakebook.registry.small_files import count_in_runs, tables_of_several_files
 from lakebook.registry.table_files import CHUNK, give_way
 from lakebook.registry.tables import EVERY_TABLE, TableRecord
+from lakebook.registry.transactions import Reader
 
 if TYPE_CHECKING:
     from lakebook.spark.types import SparkSession
@@ -38,8 +53,13 @@ FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 600.0
 # Whoever lets it go on has it look again; this is for those who do not.
 _WHILE_PAUSED = 60.0
+# What one walk of a compactor that is not told of events looks at: tables, and of each the smallest files.
+_MOST_TABLES = 50
+_MOST_FILES = 2000
 # A thread cannot be told to wait for years.
 _LONGEST_WAIT = 3600.0
+# What fails at one table, and would fail at the next one too.
+_OF_ALL_TABLES = (BookClosed, EpochChanged, RegistryBusy, RegistryUnavailable)
 
 
 @dataclass
@@ -76,6 +96,13 @@ class Compactor(Component, Subscriber):
         self._failures: dict[int, tuple[int, str]] = {}
         self._thread: threading.Thread | None = None
         self._stopping = False
+        # After which table the next walk goes on, and the version of each at which one has stopped by it.
+        self._walked = 0
+        self._stopped_by: dict[int, int] = {}
+        self._walks = spark is not None and lake.settings.worker_interval > 0
+        self._chores = Chores(lake.clock, self.name, lake.metrics)
+        if self._walks:
+            self._chores.add("walk", lake.settings.worker_interval, self.walk)
         forks.watch(self)
 
     def after_fork_in_child(self) -> None:
@@ -114,6 +141,57 @@ class Compactor(Component, Subscriber):
                 self._looks[table_id] = _Look(table_id, self.lake.clock.monotonic() + delay)
                 self._changed.notify_all()
 
+    def walk(self) -> int:
+        """Where nobody tells it of events: look which of some tables, of others each time, are worth a look.
+
+        How many that were. By rows alone, and of each table only some; nothing is locked. Once for each version of a
+        table, for what brought nothing then would bring nothing again; what fails comes again by itself. If the
+        registry does not answer, the next walk goes on from there.
+        """
+        if self.told or self.paused() is not None:
+            return 0
+        since = self._walked
+        ids = self.lake.registry.read_with(lambda reader: tables_of_several_files(reader, since, _MOST_TABLES))
+        found = 0
+        for table_id in ids:
+            found += self._stop_by(table_id)
+            self._walked = table_id
+        if len(ids) < _MOST_TABLES:
+            self._walked = 0  # From the beginning again after the last.
+        return found
+
+    def _stop_by(self, table_id: int) -> bool:
+        """Note a table if it is worth a look; whether it is."""
+        version: int | None = None
+        try:
+            table = self.table(table_id)
+            if table is None or not self._is_worth_a_look(table):
+                return False
+            version = table.version
+        except TableNotFound:
+            return False  # It was purged a moment ago.
+        except Exception as error:
+            # A statement that takes too long does so at one table.
+            if isinstance(error, _OF_ALL_TABLES) and not isinstance(error, RegistryTimeout):
+                raise
+            # The look will tell of it, and comes again by itself.
+            LOG.debug("%s could not be measured (%s)", self._named(table_id), error)
+        self.note(table_id, self.lake.settings.compact_delay)
+        # Not before it is noted: else it would be passed by until it changes.
+        if version is not None:
+            self._stopped_by[table_id] = version
+        return True
+
+    def _is_worth_a_look(self, table: TableRecord) -> bool:
+        policy = policy_of(self.lake, table)
+        if not policy.enabled or self._stopped_by.get(table.id) == table.version:
+            return False
+        return bool(table.deleted_rows) or bool(
+            self.lake.registry.read_with(
+                lambda reader: count_in_runs(reader, table.id, policy.small, policy.least, _MOST_FILES), plan_once=False
+            )
+        )
+
     # --- its life --------------------------------------------------------------------
 
     def start(self) -> None:
@@ -123,9 +201,12 @@ class Compactor(Component, Subscriber):
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="lakebook-compactor", daemon=True)
                 self._thread.start()
+        if self._walks:
+            self._chores.start()
 
     def stop(self) -> None:
         """End that; a compaction that is at work is waited for, and no other is begun."""
+        self._chores.stop()
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -218,13 +299,16 @@ class Compactor(Component, Subscriber):
         """For how long to leave a table alone that could not be compacted."""
         look.failures += 1
         look.why = f"{type(error).__name__}: {error}"
-        if not isinstance(error, (FilesChanged, SchemaChanged)):
+        if not isinstance(error, (*GAVE_WAY, CompactionClaimed)):
             # The session may be what has failed.
             self._session = None
             self._note_failure(look.table_id, look.failures, look.why)
             LOG.warning("%s could not be compacted (%s)", self._named(look.table_id), look.why)
         # The exponent is bounded too: a table may fail for months.
         pause = min(FIRST_PAUSE * 2.0 ** min(look.failures - 1, 30), LONGEST_PAUSE)
+        if isinstance(error, CompactionClaimed):
+            # By then, another has renewed its claim, or it can be taken over.
+            pause = min(pause, self.lake.settings.lease_seconds)
         return pause * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, no secret
 
     def _note_failure(self, table_id: int, number: int, error: str) -> None:
@@ -247,6 +331,8 @@ class Compactor(Component, Subscriber):
         if pause is not None:
             return _WHILE_PAUSED, f"paused: {pause.reason}"
         done = self._compact(table, debt)
+        if done.versions and not done.gained:
+            self._stopped_by[table_id] = done.versions[-1]
         # To the end of the queue: other tables are due as well.
         return (0.0 if done.versions and done.gained else None), ""
 
@@ -264,13 +350,19 @@ class Compactor(Component, Subscriber):
     def _forget(self, table_id: int) -> None:
         with self._changed:
             self._debts.pop(table_id, None)
+            self._stopped_by.pop(table_id, None)
             name = self._names.pop(table_id, None)
         if name is not None:
             self.lake.metrics.set_debt(name, 0, 0)
 
+    def _refuse_taken(self, reader: Reader, table: TableRecord) -> None:
+        now = self.lake.clock.now_ms()
+        refuse_claimed(reader, table, now)
+        give_way(reader, table, now)
+
     def _compact(self, table: TableRecord, debt: Debt) -> CompactionReport:
         # Asked before anything is begun: then no work is lost, and nothing needs to be written down.
-        self.lake.registry.read_with(lambda reader: give_way(reader, table, self.lake.clock.now_ms()))
+        self.lake.registry.read_with(lambda reader: self._refuse_taken(reader, table))
         assert self._spark is not None
         reason = f"{debt.files} small files of {debt.partitions} partitions"
         with self.journal.work("compact", reason, table.id) as entry:

@@ -8,15 +8,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from lakebook.errors import FilesChanged, LakebookError, SchemaChanged
+from lakebook.errors import CompactionClaimed, LakebookError, PipelineBusy
+from lakebook.lake.compaction import GAVE_WAY
 from lakebook.lake.lake import Lake
 from lakebook.registry.maintenance import DONE, FAILED, YIELDED, Pause, note_work, pause_of
 from lakebook.registry.tables import GET_TABLE_BY_ID, TableRecord, table_from
 
 LOG = logging.getLogger("lakebook.components")
 
-# A writer was faster: the work is lost, and nothing is wrong.
-_CONFLICTS = (FilesChanged, SchemaChanged)
+# Another worker does it: nothing was begun, and there is nothing to write down.
+_CLAIMED = (CompactionClaimed, PipelineBusy)
 
 
 @dataclass
@@ -42,8 +43,10 @@ class Journal:
         started = self._lake.clock.now_ms()
         try:
             yield entry
+        except _CLAIMED:
+            raise
         except BaseException as error:
-            outcome = YIELDED if isinstance(error, _CONFLICTS) else FAILED
+            outcome = YIELDED if isinstance(error, GAVE_WAY) else FAILED
             detail = {**entry.detail, "error": f"{type(error).__name__}: {error}"}
             self._note(table_id, action, reason, outcome, detail, started)
             raise
@@ -65,16 +68,30 @@ class Journal:
 
 
 class Component:
-    """Something that looks after tables. It lives while this process has the scheduler's turn."""
+    """Something that looks after tables. It lives while this process has the scheduler's turn.
+
+    A worker, which claims whatever it works on, may live longer: while the process waits for the turn, too.
+    """
 
     name: ClassVar[str]
+    #: Whether this process has the turn, and a subscriber is told of events. A worker looks by itself while it is not.
+    told: bool = True
 
     def __init__(self, lake: Lake) -> None:
         self.lake = lake
         self.journal = Journal(lake, self.name)
+        self._looked_at = float("-inf")
+
+    def may_look(self) -> bool:
+        """Whether to look now for what is due: less often where another process looks at the same all the time."""
+        now = self.lake.clock.monotonic()
+        if not self.told and now - self._looked_at < self.lake.settings.worker_interval:
+            return False
+        self._looked_at = now
+        return True
 
     def start(self) -> None:
-        """Begin to work by the clock, where it does."""
+        """Begin to work by the clock, where it does; once is enough."""
 
     def stop(self) -> None:
         """End that; what is at work is waited for."""

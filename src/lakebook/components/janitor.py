@@ -289,7 +289,8 @@ class Janitor(Component):
         written = write_checkpoint(self.lake)
         # Only now: the new one is there. Those of a former life stay until somebody has looked at this one.
         is_held = held_since(self.lake.registry) is not None
-        removed = 0 if is_held else forget_checkpoints(self.lake.store, self.lake.settings.checkpoints_kept)
+        kept = self.lake.settings.checkpoints_kept
+        removed = 0 if is_held else forget_checkpoints(self.lake.store, kept, written.path)
         self._checkpointed = state
         return _Round({"checkpoints": 1, "bytes": written.size, "removed": removed}, facts={"path": written.path})
 

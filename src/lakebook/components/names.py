@@ -19,6 +19,9 @@ COMPONENTS = (
     "janitor",
 )
 
+#: Those that claim what they work on, so that any number of processes can share it: they need not have the turn.
+WORKERS = ("pipelines", "compactor", "views")
+
 #: Numbers of the registry that upkeep brings down.
 OWED = (
     "unpublished_versions",
@@ -45,6 +48,18 @@ _MANY_SMALL_SEGMENTS = 100
 _MANY_OLD_VERSIONS = 100
 _MANY_INSERTS = 1000
 _MANY_EVENTS = 100_000
+
+
+def check_workers(names: Sequence[str]) -> tuple[str, ...]:
+    """Refuse a name that is no component's, or that of one that needs the turn."""
+    for name in check_components(names):
+        if name not in WORKERS:
+            raise InvalidInput(
+                f"{name} is done by the one process that has the turn",
+                on="components",
+                remedy=f"Use {', '.join(WORKERS)}",
+            )
+    return check_components(names)
 
 
 def check_components(names: Sequence[str]) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from lakebook.cdc.subscribers import SUBSCRIPTIONS
 from lakebook.components.backlog import backlog, count_backlog, pipeline_warnings
 from lakebook.components.names import warnings_of
 from lakebook.lake.lake import Lake
+from lakebook.registry.compaction_claims import CompactionInfo, list_claims
 from lakebook.registry.deliveries import (
     Stalled,
     count_dead_letters,
@@ -64,6 +65,8 @@ class Overview:
     stalled: tuple[Stalled, ...]
     #: What each component said of itself last.
     components: Mapping[str, Any]
+    #: Which tables are being compacted, and by whom: also by processes that wait for the turn.
+    compactions: tuple[CompactionInfo, ...]
     pauses: tuple[Pause, ...]
     requests: tuple[Request, ...]
     #: The newest pieces of work.
@@ -99,6 +102,7 @@ def _read(reader: Reader, now: int, lease_ms: int, counted: Mapping[str, int]) -
         subscribers,
         tuple(stalled),
         said.get("state", {}),
+        tuple(list_claims(reader, now, _MOST)),
         pauses,
         requests,
         tuple(list_named_work(reader, None, None, MAX_BIGINT, 10)),

@@ -1,7 +1,8 @@
 """The pipeline runner: it runs the pipelines that have an interval, each at its own, several at a time.
 
 One that fails waits by its own backoff and one that is slow has a thread of its own for so long; so none holds up
-another. What has landed is the registry's business: several runners at once do no harm.
+another. Where Spark is what fails, this process alone leaves it alone for a while. What has landed is the registry's
+business: several runners at once do no harm.
 """
 
 from __future__ import annotations
@@ -9,16 +10,17 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lakebook.clock import to_ms
 from lakebook.components.component import Component
-from lakebook.errors import BookClosed, LakebookError, PipelineBusy, PipelineStopped
+from lakebook.components.worker_spark import WorkerSpark
+from lakebook.errors import BookClosed, LakebookError, PipelineBusy, PipelineStopped, SparkUnsuitable
 from lakebook.lake.lake import Lake
 from lakebook.pipelines.pipeline import Pipeline
 from lakebook.pipelines.pipelines import Pipelines
-from lakebook.registry.pipelines import ACTIVE
+from lakebook.registry.pipelines import ACTIVE, PipelineRecord
 from lakebook.streams.metadata_store import MetadataStore
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ class PipelineRunner(Component):
 
     def __init__(self, lake: Lake, spark: Callable[[], SparkSession] | None = None) -> None:
         super().__init__(lake)
-        self._spark = spark
+        self._spark = None if spark is None else WorkerSpark(lake.clock, self.name, spark)
         self._metadata: MetadataStore | None = None
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -52,7 +54,11 @@ class PipelineRunner(Component):
     # --- life ------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to run what is due."""
+        """Begin to run what is due; once is enough."""
+        if self._thread is not None and self._thread.is_alive():
+            return
+        if self._metadata is not None:
+            self._metadata.close()  # Its thread has ended by itself.
         self._stopping.clear()
         self._metadata = MetadataStore(self.lake.registry, self.lake.store.warehouse.recorded)
         self._thread = threading.Thread(target=self._run, name="lakebook-pipelines", daemon=True)
@@ -71,14 +77,19 @@ class PipelineRunner(Component):
     def status(self) -> Mapping[str, Any]:
         """Which are at work, and how the last runs went."""
         with self._lock:
-            return {"at_work": sorted(self._at_work), "last": dict(list(self._said.items())[:_MOST_SHOWN])}
+            return {
+                "spark": "none was given: nothing is run" if self._spark is None else self._spark.status(),
+                "at_work": sorted(self._at_work),
+                "last": dict(list(self._said.items())[:_MOST_SHOWN]),
+            }
 
     def _run(self) -> None:
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="lakebook-pipeline") as pool:
             while not self._stopping.wait(_LOOK):
+                if not self.may_look():
+                    continue
                 try:
-                    for pipeline in self._all_due():
-                        pool.submit(self._one, pipeline)
+                    self._hand_out(pool)
                 except BookClosed:
                     return
                 except Exception:
@@ -87,9 +98,22 @@ class PipelineRunner(Component):
 
     # --- one pipeline ----------------------------------------------------------------
 
+    def _hand_out(self, pool: Executor) -> None:
+        """Have all run that are due; each is at work from when a thread has it to do."""
+        # All are looked up first: if that fails, none is taken for being at work.
+        for pipeline in self._all_due():
+            with self._lock:
+                self._at_work.add(pipeline.name)
+            try:
+                pool.submit(self._one, pipeline)
+            except BaseException:
+                with self._lock:
+                    self._at_work.discard(pipeline.name)
+                raise
+
     def _all_due(self) -> list[Pipeline]:
-        """Those that are to be run now, and are noted as at work from here on."""
-        if self._spark is None or self._metadata is None or self.paused() is not None:
+        """Those that are to be run now."""
+        if self._spark is None or self._metadata is None or self._spark.is_resting or self.paused() is not None:
             return []
         now, clock = self.lake.clock.monotonic(), self.lake.clock.now_ms()
         found = []
@@ -99,18 +123,31 @@ class PipelineRunner(Component):
                 continue
             if record.retry_at is not None and to_ms(record.retry_at) > clock:
                 continue
+            if not self.told and _is_held(record, clock):
+                continue  # Another process runs it: Spark is not started for that.
             with self._lock:
                 if pipeline.name in self._at_work or self._due.get(pipeline.name, now) > now:
                     continue
-                self._at_work.add(pipeline.name)
+            if self._spark.avoids(pipeline.name):
+                continue
             found.append(pipeline)
         return found
 
     def _one(self, pipeline: Pipeline) -> None:
+        was_run = True
         try:
-            self._said[pipeline.name] = self.run_one(pipeline)
+            if self._spark is not None and self._spark.is_resting:
+                # It has failed since this one was handed out: each that waits for a thread would try it in vain.
+                was_run = False
+                self._said[pipeline.name] = f"not run here: Spark {self._spark.status()}"
+            else:
+                self._said[pipeline.name] = self.run_one(pipeline)
         except PipelineBusy:
             self._said[pipeline.name] = "another process runs it"
+        except SparkUnsuitable as error:
+            # Told as what it is, a failure of this process.
+            was_run = False
+            self._said[pipeline.name] = f"not run here: {error}"
         except LakebookError as error:
             self._said[pipeline.name] = str(error)
             LOG.warning("pipeline %s failed (%s)", pipeline.name, error)
@@ -120,7 +157,9 @@ class PipelineRunner(Component):
         finally:
             with self._lock:
                 self._at_work.discard(pipeline.name)
-                self._due[pipeline.name] = self.lake.clock.monotonic() + (pipeline.definition.interval or 0.0)
+                if was_run:
+                    # Else it waits for Spark alone, not for an interval of its own.
+                    self._due[pipeline.name] = self.lake.clock.monotonic() + (pipeline.definition.interval or 0.0)
 
     def run_one(self, pipeline: Pipeline) -> str:
         """Run a pipeline now, and write down what it did."""
@@ -131,8 +170,11 @@ class PipelineRunner(Component):
         if not waiting:
             return "nothing to do"
         assert self._spark is not None
-        spark = self._spark()
-        with self.journal.work("run", f"{waiting} records wait", pipeline.listed.target_id) as entry:
+        reason = f"{waiting} records wait"
+        with (
+            self.journal.work("run", reason, pipeline.listed.target_id) as entry,
+            self._spark.session(pipeline.name) as spark,
+        ):
             entry.detail["pipeline"] = pipeline.name
             report = pipeline.run(spark, enough=self._stopping.is_set)
             entry.worth_noting = bool(report.batches)
@@ -156,3 +198,8 @@ class PipelineRunner(Component):
         finally:
             store.close()
         return {"pipelines": done}
+
+
+def _is_held(record: PipelineRecord, now: int) -> bool:
+    """Whether somebody has the turn to run a pipeline."""
+    return record.holder is not None and record.held_until is not None and to_ms(record.held_until) > now

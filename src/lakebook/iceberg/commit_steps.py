@@ -29,7 +29,7 @@ from lakebook import failpoints
 from lakebook.errors import NotAccepted
 from lakebook.iceberg.incoming import ACCEPTED, Incoming, ReadSnapshot, operation_of
 from lakebook.iceberg.partitioning import order_to_json, spec_to_json
-from lakebook.iceberg.publishing import Publisher, Work, files_only_of
+from lakebook.iceberg.publishing import SHOWN_BY, Publisher, Work, files_only_of
 from lakebook.iceberg.schemas import MAX_FIELD_ID, can_promote, check_fields, schema_to_json, walk
 from lakebook.iceberg.statistics import time_fields
 from lakebook.iceberg.table_metadata import schema_for, with_log
@@ -153,11 +153,11 @@ class _Steps:
         snapshot = self._metadata.snapshot_by_id(snapshot_id) if snapshot_id is not None else None
         return [] if snapshot is None else self._incoming.listed(self._on, snapshot.manifest_list)
 
-    def _written(self, number: int, former: Pointer | None) -> tuple[str, int, list[str]]:
+    def _written(self, number: int, version: int, former: Pointer | None) -> tuple[str, int, list[str]]:
         location = self._store.uri(former.metadata_location) if former is not None else None
         at = former.published_at if former is not None else 0
         self._metadata, superseded = with_log(self._metadata, location, at, self._publisher.settings.metadata_kept)
-        path, size = self._publisher.metadata.write(self._work.folder, number, self._metadata)
+        path, size = self._publisher.metadata.write(self._work.folder, number, version, self._metadata)
         failpoints.reach("outside.metadata_written")
         self._files.append(MetadataFile(path, METADATA, size))
         return path, size, [self._store.relative(item) for item in superseded]
@@ -208,7 +208,7 @@ class Preparation(_Steps):
         self._read_branches(chain)
         self._metadata = self._metadata.model_copy(update={"properties": self._properties()})
         final = version + len(self._steps)
-        path, _, superseded = self._written(self._pointer.metadata_number + 1, self._pointer)
+        path, _, superseded = self._written(self._pointer.metadata_number + 1, final, self._pointer)
         removed = [
             item.snapshot_id for item in base.snapshots if self._metadata.snapshot_by_id(item.snapshot_id) is None
         ]
@@ -414,8 +414,7 @@ class Preparation(_Steps):
         removed = [self._incoming.check_entry(self._on, entry) for entry in read.deleted]
         _require_unique([file.file_path for file in added], self._on)
         _require_unique(removed, self._on)
-        summary = dict(read.snapshot.summary.additional_properties) if read.snapshot.summary is not None else {}
-        return Step(operation, added, removed, {}, summary)
+        return Step(operation, added, removed, {}, _said_by(read.snapshot))
 
     def _jump(self, version: int) -> None:
         """`main` goes to a snapshot that does not follow from it: a rollback, a branch, or a new table."""
@@ -428,7 +427,7 @@ class Preparation(_Steps):
         added = [self._file(live[path], explicit=live[path].sequence_number) for path in arriving if path not in rows]
         removed = [path for path in visible if path not in live]
         operation = "overwrite" if removed and arriving else "delete" if removed else "append" if added else "overwrite"
-        summary = {"lakebook.snapshot": str(target.snapshot_id) if target is not None else "none"}
+        summary = {SHOWN_BY: str(target.snapshot_id) if target is not None else "none"}
         self._steps.append(Step(operation, added, removed, revived, summary))
         if target is None:
             return
@@ -560,7 +559,8 @@ class Creation(_Steps):
             }
         )
         steps = self._read_files(len(shapes))
-        path, _, _ = self._written(0, None)
+        version = len(shapes) + len(steps)
+        path, _, _ = self._written(0, version, None)
         self._files += [
             MetadataFile(self._incoming.inside(item.statistics_path), STATISTICS, item.file_size_in_bytes)
             for item in (*self._metadata.statistics, *self._metadata.partition_statistics)
@@ -572,7 +572,7 @@ class Creation(_Steps):
             0,
             self._metadata.current_snapshot_id,
             self._metadata.last_sequence_number,
-            len(shapes) + len(steps),
+            version,
             -1,
             self._metadata.last_updated_ms,
         )
@@ -618,8 +618,7 @@ class Creation(_Steps):
         if main is not None:
             version += 1
             added = [self._file(entry, explicit=entry.sequence_number) for entry in live.values()]
-            summary = dict(main.summary.additional_properties) if main.summary is not None else {}
-            steps.append(Step("append", added, (), {}, summary))
+            steps.append(Step("append", added, (), {}, _said_by(main)))
         for snapshot in self._metadata.snapshots:
             read = self._incoming.read_snapshot(self._on, snapshot, None)
             is_main = main is not None and snapshot.snapshot_id == main.snapshot_id
@@ -636,6 +635,14 @@ class Creation(_Steps):
             unique.setdefault(file.file_path, file)
         self._files = list(unique.values())
         return steps
+
+
+def _said_by(snapshot: Snapshot) -> dict[str, str]:
+    """The summary of a version that an outside engine made, as that of its snapshot."""
+    said = dict(snapshot.summary.additional_properties) if snapshot.summary is not None else {}
+    # By this one the book notes what a version without a snapshot of its own shows: nobody else says so.
+    said.pop(SHOWN_BY, None)
+    return said
 
 
 def check_shape(schema: Schema, before: Schema | None, on: str) -> None:

@@ -13,14 +13,16 @@ from __future__ import annotations
 import json
 import os
 import struct
+import threading
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, islice
 from typing import Any, Literal
 
+from cachetools import LRUCache
 from pydantic_core import to_json
 from pyiceberg.avro.codecs import AVRO_CODEC_KEY
 from pyiceberg.avro.codecs.deflate import DeflateCodec
@@ -69,6 +71,9 @@ MOST_MERGED = 50_000
 
 _VERSION: Literal[2] = 2
 _AVRO_SCHEMA = "avro.schema"
+_SCHEMAS_KEPT = 64
+# Manifests in the lists that are kept, about a kilobyte each.
+_LISTED_KEPT = 10_000
 # The id of the field of a data file that has its partition.
 _PARTITION = 102
 # Bytes that a block of somebody else's may become.
@@ -399,11 +404,12 @@ def write_manifest_list(
     parent_id: int | None,
     sequence_number: int,
     manifests: Iterable[ManifestFile],
+    encoded: MutableMapping[tuple[str, int], bytes] | None = None,
 ) -> int:
     """Write the list of a snapshot's manifests; returns its size in bytes.
 
     Manifests that were written for this snapshot get its sequence number, in the list only: they can be
-    listed again with another.
+    listed again with another. What is in `encoded` is not encoded again, and the others are put there.
     """
     metadata = {
         "snapshot-id": str(snapshot_id),
@@ -414,8 +420,19 @@ def write_manifest_list(
     listed = MANIFEST_LIST_FILE_SCHEMAS[_VERSION]
     with _avro_file(io.new_output(location), listed, "manifest_file", metadata) as blocks:
         for manifest in manifests:
-            blocks.add(_numbered(manifest, snapshot_id, sequence_number))
+            record = _numbered(manifest, snapshot_id, sequence_number)
+            key = _key(record)
+            data = None if encoded is None else encoded.get(key)
+            if data is None:
+                data = blocks.encode(record)
+                if encoded is not None:
+                    encoded[key] = data
+            blocks.add_encoded(data)
     return blocks.size
+
+
+def _key(manifest: ManifestFile) -> tuple[str, int]:
+    return manifest.manifest_path, manifest.sequence_number
 
 
 def _numbered(manifest: ManifestFile, snapshot_id: int, sequence_number: int) -> ManifestFile:
@@ -452,8 +469,7 @@ def live_entries(io: FileIO, manifest: ManifestFile) -> Iterator[ManifestEntry]:
 def read_manifest_list(io: FileIO, location: str, *, strange: bool = False) -> list[ManifestFile]:
     """The manifests of a snapshot."""
     source = _AvroInput(io, location)
-    types: dict[int, Any] = {-1: ManifestFile, 508: PartitionFieldSummary}
-    reader = resolve_reader(source.schema, MANIFEST_LIST_FILE_SCHEMAS[_VERSION], types, {517: ManifestContent})
+    reader = _list_reader(source.described)
     found = []
     for count, block in source.blocks():
         decoder = _decoder_of(block, strange)
@@ -461,14 +477,59 @@ def read_manifest_list(io: FileIO, location: str, *, strange: bool = False) -> l
     return found
 
 
+class ManifestLists:
+    """Reads and writes the lists of a warehouse, and keeps the last ones: one is written once, and never changes."""
+
+    def __init__(self, io: FileIO) -> None:
+        self._io = io
+        self._kept: LRUCache[str, tuple[ManifestFile, ...]] = LRUCache(
+            _LISTED_KEPT, getsizeof=lambda found: 1 + len(found)
+        )
+        # Each with the very record that was encoded: somebody else could list the same manifest in other words.
+        self._encoded: LRUCache[tuple[str, int], tuple[ManifestFile, bytes]] = LRUCache(_LISTED_KEPT)
+        self._lock = threading.Lock()
+
+    def read(self, location: str) -> list[ManifestFile]:
+        """The manifests of a snapshot."""
+        with self._lock:
+            found = self._kept.get(location)
+        if found is None:
+            found = tuple(read_manifest_list(self._io, location))
+            self._keep(location, found)
+        return list(found)
+
+    def write(
+        self,
+        location: str,
+        snapshot_id: int,
+        parent_id: int | None,
+        sequence_number: int,
+        manifests: Iterable[ManifestFile],
+    ) -> tuple[int, list[ManifestFile]]:
+        """Write a list; its size in bytes, and the manifests with the sequence numbers they have in it."""
+        listed = [_numbered(manifest, snapshot_id, sequence_number) for manifest in manifests]
+        with self._lock:
+            kept = [(record, self._encoded.get(_key(record))) for record in listed]
+        known = {_key(record): found[1] for record, found in kept if found is not None and found[0] is record}
+        size = write_manifest_list(self._io, location, snapshot_id, parent_id, sequence_number, listed, known)
+        with self._lock:
+            self._encoded.update({_key(record): (record, known[_key(record)]) for record in listed})
+        self._keep(location, tuple(listed))
+        return size, listed
+
+    def _keep(self, location: str, manifests: tuple[ManifestFile, ...]) -> None:
+        # One that is larger than all that is kept would be refused.
+        if len(manifests) < _LISTED_KEPT:
+            with self._lock:
+                self._kept[location] = manifests
+
+
 def _entries(
     io: FileIO, manifest: ManifestFile, described: str | None = None, *, strange: bool = False
 ) -> Iterator[tuple[ManifestEntry, bytes | None]]:
     """All entries of a manifest, each with its data file as bytes if the manifest is of this Avro schema."""
     source = _AvroInput(io, manifest.manifest_path)
-    types: dict[int, Any] = {-1: ManifestEntry, 2: DataFile}
-    enums: dict[int, Any] = {0: ManifestEntryStatus, 101: FileFormat, 134: DataFileContent}
-    reader = resolve_reader(source.schema, MANIFEST_ENTRY_SCHEMAS[_VERSION], types, enums)
+    reader = _entry_reader(source.described)
     total = 0
     careful = strange or _has_doubles(source.schema)
     for count, block in source.blocks():
@@ -485,6 +546,26 @@ def _entries(
         total += count
     if total != _live(manifest) + (manifest.deleted_files_count or 0):
         raise ObjectTruncated(f"it has {total} entries, and not those it was listed with", on=manifest.manifest_path)
+
+
+# The manifests of a table have the same few schemas, and to understand one takes longer than to read a small manifest.
+@lru_cache(maxsize=_SCHEMAS_KEPT)
+def _schema_in(described: str) -> Schema:
+    return AvroSchemaConversion().avro_to_iceberg(json.loads(described))
+
+
+@lru_cache(maxsize=_SCHEMAS_KEPT)
+def _list_reader(described: str) -> Any:
+    types: dict[int, Any] = {-1: ManifestFile, 508: PartitionFieldSummary}
+    wanted = MANIFEST_LIST_FILE_SCHEMAS[_VERSION]
+    return resolve_reader(_schema_in(described), wanted, types, {517: ManifestContent})
+
+
+@lru_cache(maxsize=_SCHEMAS_KEPT)
+def _entry_reader(described: str) -> Any:
+    types: dict[int, Any] = {-1: ManifestEntry, 2: DataFile}
+    enums: dict[int, Any] = {0: ManifestEntryStatus, 101: FileFormat, 134: DataFileContent}
+    return resolve_reader(_schema_in(described), MANIFEST_ENTRY_SCHEMAS[_VERSION], types, enums)
 
 
 def _decoder_of(block: bytes, careful: bool) -> Any:
@@ -551,8 +632,10 @@ def _merged_up_to(piles: list[_Pile], tier: int) -> list[_Pile]:
         if pile.tier <= tier:
             run.append(pile)
         else:
-            found += [*_merged_run(run, tier), pile]
-            run = []
+            if run:
+                found += _merged_run(run, tier)
+                run = []
+            found.append(pile)
     return found + _merged_run(run, tier)
 
 
@@ -750,8 +833,10 @@ class _AvroInput:
             raise ObjectTruncated("it is not an Avro file", on=location)
         with self._whole():
             self._header: AvroFileHeader = construct_reader(META_SCHEMA, {-1: AvroFileHeader}).read(self._decoder)
-        self.schema = self._header.get_schema()
+        if _AVRO_SCHEMA not in self._header.meta:
+            raise ValueError("it does not say what its records are")
         self.described = self._header.meta[_AVRO_SCHEMA]
+        self.schema = _schema_in(self.described)
 
     def blocks(self) -> Iterator[tuple[int, bytes]]:
         """The blocks, each with the number of records in it."""
@@ -817,6 +902,12 @@ class _Blocks:
         """Write a record."""
         self._writer.write(self._block, record)
         self._count()
+
+    def encode(self, record: Record) -> bytes:
+        """A record as `add_encoded` takes it."""
+        encoder = _Encoder()
+        self._writer.write(encoder, record)
+        return bytes(encoder.data)
 
     def add_encoded(self, record: bytes) -> None:
         """Write a record that is encoded."""

@@ -42,7 +42,7 @@ from lakebook import failpoints
 from lakebook.errors import CommitAborted, CommitOutcomeUnknown, FilesChanged, NotAccepted
 from lakebook.iceberg.commit_steps import Creation, Preparation, Prepared, check_shape, earlier_specs
 from lakebook.iceberg.incoming import ACCEPTED, Incoming, operation_of
-from lakebook.iceberg.manifests import only_added, read_manifest_list, write_manifest_list
+from lakebook.iceberg.manifests import only_added
 from lakebook.iceberg.partitioning import order_to_json, spec_to_json
 from lakebook.iceberg.publishing import Publisher, Work, default_location, require_published
 from lakebook.iceberg.schemas import schema_to_json
@@ -208,7 +208,7 @@ class Committer:
             if manifest.added_snapshot_id == snapshot.snapshot_id
         ]
         files: list[ManifestEntry] = []
-        manifests = read_manifest_list(publisher.io, head.manifest_list) if head is not None else []
+        manifests = publisher.lists.read(head.manifest_list) if head is not None else []
         specs = {spec.spec_id: spec for spec in base.partition_specs}
         for manifest in theirs:
             self._incoming.inside(manifest.manifest_path)
@@ -233,7 +233,7 @@ class Committer:
         path = f"{work.folder}/snap-{snapshot.snapshot_id}-1-{uuid.uuid4()}.avro"
         location = self._store.uri(path)
         parent = head.snapshot_id if head is not None else None
-        size = write_manifest_list(publisher.io, location, snapshot.snapshot_id, parent, sequence, manifests)
+        size, _ = publisher.lists.write(location, snapshot.snapshot_id, parent, sequence, manifests)
         work.written.append(MetadataFile(path, MANIFEST_LIST, size))
         summary = dict(snapshot.summary.additional_properties) if snapshot.summary is not None else {}
         summary |= {

@@ -38,12 +38,11 @@ from lakebook.iceberg.file_io import WarehouseIO
 from lakebook.iceberg.manifests import (
     FILES_PER_MANIFEST,
     ListedFile,
+    ManifestLists,
     live_entries,
     merged,
-    read_manifest_list,
     to_merge,
     without,
-    write_manifest_list,
     write_manifests,
 )
 from lakebook.iceberg.partitioning import partition_from_json
@@ -80,6 +79,7 @@ from lakebook.registry.publishing import (
     files_ended,
     manifest_ranges,
     metadata_files,
+    own_spellings,
     pointer_of,
     properties_at,
     publish_metadata,
@@ -97,9 +97,11 @@ ICEBERG = "iceberg"
 PUBLISH = "publish"
 #: The summary's entry with the versions that a snapshot covers.
 VERSIONS = "lakebook.versions"
+#: The entry of a version by which `main` went to what was there before: which snapshot shows it, or `none`.
+SHOWN_BY = "lakebook.snapshot"
 
-# What one step publishes at most; more goes on in the next.
-_MOST_VERSIONS = 5_000
+#: What one step publishes at most; more goes on in the next.
+MOST_VERSIONS = 5_000
 _MOST_ATTEMPTS = 20
 # Statistics that a manifest's files may have together, so that memory stays bounded.
 _MOST_STATS = 200_000
@@ -144,10 +146,11 @@ def grouped(versions: Sequence[TableVersion]) -> list[Group]:
 
 @dataclass
 class _Listing:
-    """The manifests of the newest snapshot, and between which ids the files of each are."""
+    """The manifests of the newest snapshot, where each is in the warehouse, and between which ids its files are."""
 
     manifests: list[ManifestFile] = field(default_factory=list)
     ranges: dict[str, tuple[int | None, int | None]] = field(default_factory=dict)
+    paths: dict[str, str] = field(default_factory=dict)
 
     def may_have(self, manifest: ManifestFile, ids: Sequence[int]) -> bool:
         """Whether a manifest can have one of these files; the ids are sorted."""
@@ -240,6 +243,7 @@ class Publisher:
         self.clock: Clock = registry.clock
         self.io = WarehouseIO(store)
         self.metadata = MetadataFiles(store)
+        self.lists = ManifestLists(self.io)
 
     def publish(
         self, table: TableRecord, *, location: str | None = None, drop_below: int | None = None
@@ -274,7 +278,7 @@ class Publisher:
         )
 
     def _state(self, table: TableRecord) -> Unpublished:
-        state = self.registry.in_snapshot(lambda reader: unpublished(reader, table, _MOST_VERSIONS))
+        state = self.registry.in_snapshot(lambda reader: unpublished(reader, table, MOST_VERSIONS))
         if state.pointer is None or not self._is_moved(state.pointer):
             return state
         # Iceberg knows absolute addresses only, and the warehouse has been moved: all is published again.
@@ -286,7 +290,7 @@ class Publisher:
                 on=table.shown,
                 remedy="Move the warehouse back",
             )
-        again = self.registry.in_snapshot(lambda reader: unpublished(reader, table, _MOST_VERSIONS, anew=True))
+        again = self.registry.in_snapshot(lambda reader: unpublished(reader, table, MOST_VERSIONS, anew=True))
         # Somebody else may have published it anew, and an engine have written to that.
         return again if again.pointer == state.pointer else self._state(table)
 
@@ -361,10 +365,10 @@ class Publisher:
             removed = [snapshot.snapshot_id for snapshot in state.snapshots]
         left = self._left(builder.metadata, metadata, state, removed)
         number = old.metadata_number + 1 if old is not None else 0
-        path, size = self.metadata.write(work.folder, number, metadata)
+        version = state.versions[-1].version if state.versions else table.version
+        path, size = self.metadata.write(work.folder, number, version, metadata)
         work.written.append(MetadataFile(path, METADATA, size))
         failpoints.reach("publish.metadata_written")
-        version = state.versions[-1].version if state.versions else table.version
         pointer = Pointer(
             table.id,
             place,
@@ -413,9 +417,11 @@ class Publisher:
         if old is None or snapshot is None:
             return _Listing()
         ranges = self.registry.read_with(lambda reader: manifest_ranges(reader, table.id, snapshot.snapshot_id))
+        paths = {self.store.uri(path): path for path in ranges}
         return _Listing(
-            read_manifest_list(self.io, snapshot.manifest_list),
-            {self.store.uri(path): ids for path, ids in ranges.items()},
+            self.lists.read(snapshot.manifest_list),
+            {location: ranges[path] for location, path in paths.items()},
+            paths,
         )
 
     # --- which snapshots stay --------------------------------------------------------
@@ -610,6 +616,11 @@ class _Builder:
     def _order(self, manifest: ManifestFile) -> int:
         return self._listing.ranges.get(manifest.manifest_path, (None, None))[0] or 0
 
+    def _path_of(self, manifest: ManifestFile) -> str:
+        # Those of former snapshots are in the registry: to look where each of a thousand is takes longer than the rest.
+        found = self._listing.paths.get(manifest.manifest_path)
+        return self._publisher.store.relative(manifest.manifest_path) if found is None else found
+
     def _note(self, manifest: ManifestFile, ids: tuple[int | None, int | None]) -> None:
         self._listing.ranges[manifest.manifest_path] = ids
         self.work.note_manifest(manifest, ids)
@@ -651,13 +662,17 @@ class _Builder:
     def _write(self, files: Sequence[ListedRow], snapshot_id: int) -> None:
         spec, schema = self._shape(files[0].spec_id)
         publisher = self._publisher
-        listed = (self._listed(file, spec, schema) for file in files)
+        about = sorted({file.referenced_path for file in files if file.referenced_path is not None})
+        # Rows of deletes name a file as its own entry does, and so do their bounds: readers compare the texts.
+        spelled = publisher.registry.read_with(lambda reader: own_spellings(reader, about)) if about else {}
+        listed = (self._listed(file, spec, schema, spelled) for file in files)
         locations = (publisher.store.uri(self.work.manifest_path()) for _ in count())
         for manifest in write_manifests(publisher.io, locations, spec, schema, snapshot_id, listed):
             self._listing.manifests.append(manifest)
             self._note(manifest, (min(file.id for file in files), max(file.id for file in files)))
 
-    def _listed(self, file: ListedRow, spec: PartitionSpec, schema: Schema) -> ListedFile:
+    def _listed(self, file: ListedRow, spec: PartitionSpec, schema: Schema, spelled: Mapping[str, str]) -> ListedFile:
+        about = file.referenced_path
         return ListedFile(
             location=self._location(file),
             size=file.file_size,
@@ -667,7 +682,7 @@ class _Builder:
             partition=partition_from_json(spec, schema, file.partition_values),
             stats=file.stats,
             sequence_number=file.sequence_number,
-            referenced=None if file.referenced_path is None else self._publisher.store.uri(file.referenced_path),
+            referenced=None if about is None else spelled.get(about) or self._publisher.store.uri(about),
         )
 
     def _location(self, file: ListedRow) -> str:
@@ -684,9 +699,8 @@ class _Builder:
         location = publisher.store.uri(path)
         manifests = self._listing.manifests
         parent_id = parent.snapshot_id if parent is not None else None
-        size = write_manifest_list(publisher.io, location, snapshot_id, parent_id, sequence, manifests)
-        # The list writer gives new manifests their sequence number; those that follow need it.
-        self._listing.manifests = read_manifest_list(publisher.io, location)
+        # The list gives new manifests their sequence number; those that follow need it.
+        size, self._listing.manifests = publisher.lists.write(location, snapshot_id, parent_id, sequence, manifests)
         failpoints.reach("publish.list_written")
         self.work.written.append(MetadataFile(path, MANIFEST_LIST, size))
         schema_id = self._schema_id(newest.schema_version)
@@ -703,7 +717,7 @@ class _Builder:
             }
         )
         self.metadata = with_snapshot(metadata, snapshot)
-        self.listings[snapshot_id] = [publisher.store.relative(manifest.manifest_path) for manifest in manifests]
+        self.listings[snapshot_id] = [self._path_of(manifest) for manifest in manifests]
         self.snapshots.append(
             SnapshotRecord(
                 snapshot_id,
@@ -802,9 +816,7 @@ def files_only_of(publisher: Publisher, snapshots: Sequence[Snapshot], others: S
     def paths(of: Sequence[Snapshot]) -> set[str]:
         lists = {item.manifest_list for item in of}
         manifests = {
-            manifest.manifest_path: manifest
-            for location in lists
-            for manifest in read_manifest_list(publisher.io, location)
+            manifest.manifest_path: manifest for location in lists for manifest in publisher.lists.read(location)
         }
         return {
             publisher.store.relative(entry.data_file.file_path)

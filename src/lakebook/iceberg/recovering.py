@@ -6,7 +6,6 @@ grows with what has changed. No data file is opened.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,18 +18,20 @@ from lakebook.errors import InvalidMetadata, LakebookError
 from lakebook.iceberg.file_io import WarehouseIO
 from lakebook.iceberg.incoming import operation_of
 from lakebook.iceberg.manifests import live_entries, read_manifest_list
+from lakebook.iceberg.numbering import KnownVersions, ShapeChange, State, metadata_number, number_versions
 from lakebook.iceberg.partitioning import order_to_json, partition_path, partition_to_json, spec_to_json
-from lakebook.iceberg.publishing import VERSIONS
 from lakebook.iceberg.schemas import schema_to_json
 from lakebook.iceberg.table_metadata import CODEC, GC_ENABLED, NAME_MAPPING, parse_metadata, schema_for
 from lakebook.registry.publishing import MANIFEST, MANIFEST_LIST, METADATA, STATISTICS, MetadataFile, SnapshotRecord
+from lakebook.registry.schema import MAX_BIGINT, MAX_INTEGER
+from lakebook.storage.answers import NO_ANSWER
 from lakebook.storage.objects import ObjectStore
 
-_NAME = re.compile(r"(\d{5,})-[0-9a-f-]{36}\.(?:gz\.)?metadata\.json", re.ASCII)
-_COVERED = re.compile(r"(?:(\d+)-)?(\d+)", re.ASCII)
 # The column of a file of deletes that names the file whose rows are deleted.
 _REFERENCED_PATH = 2147483546
 _GENERATED = (NAME_MAPPING, "format-version")
+# The end of the year 9999, in milliseconds.
+_LAST_TIME = 253_402_300_799_999
 
 
 @dataclass
@@ -55,14 +56,16 @@ class RecoveredFile:
 
 @dataclass(frozen=True)
 class RecoveredVersion:
-    """A version that a snapshot stands for."""
+    """A version that a snapshot stands for, or that is empty."""
 
     version: int
-    snapshot_id: int
+    snapshot_id: int | None
     operation: str
     schema_id: int | None
     timestamp_ms: int
     summary: Mapping[str, str]
+    #: Whether `main` went to what was there before: the snapshot does not tell what changed.
+    is_jump: bool
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,11 @@ class RecoveredTable:
     #: Without those that publishing adds by itself.
     properties: dict[str, str]
     compression: str
-    #: The versions that snapshots stand for, the oldest first.
+    #: The newest version that its metadata files tell of.
+    version: int = 0
+    #: The versions, newer than the checkpoint, that changed its schema, partition spec or sort order, and until when.
+    shapes: list[tuple[int, Shape, int]] = field(default_factory=list)
+    #: The versions that snapshots stand for and those that are empty, the oldest first.
     versions: list[RecoveredVersion] = field(default_factory=list)
     files: list[RecoveredFile] = field(default_factory=list)
     #: Versions between those of snapshots of which each file's beginning is known.
@@ -107,19 +114,8 @@ class RecoveredTable:
     listings: dict[int, list[str]] = field(default_factory=dict)
     branch_files: dict[str, int] = field(default_factory=dict)
 
-    @property
-    def version(self) -> int:
-        """The newest version that a snapshot stands for; 0 if there is none."""
-        return self.versions[-1].version if self.versions else 0
-
 
 # --- which metadata ------------------------------------------------------------
-
-
-def metadata_number(path: str) -> int | None:
-    """The number of a metadata file of ours, by its name; none if it is none."""
-    found = _NAME.fullmatch(path.rpartition("/")[2])
-    return None if found is None else int(found.group(1))
 
 
 @dataclass
@@ -133,6 +129,8 @@ class Newest:
     #: Files that each claim to follow the same one.
     contested: list[str] = field(default_factory=list)
     unreadable: list[tuple[str, str]] = field(default_factory=list)
+    #: The files that lead to it, itself the last.
+    chain: list[tuple[str, TableMetadataV2]] = field(default_factory=list)
 
 
 def newest_metadata(store: ObjectStore, candidates: Iterable[str], known: str | None) -> Newest:
@@ -149,7 +147,9 @@ def newest_metadata(store: ObjectStore, candidates: Iterable[str], known: str | 
         if number is None or (least is not None and number < least):
             continue
         try:
-            parsed[path] = parse_metadata(store.read(path), path)
+            parsed[path] = _checked(parse_metadata(store.read(path), path), path)
+        except NO_ANSWER:
+            raise  # It may be whole, and the one before it has fewer rows.
         except LakebookError as error:
             result.unreadable.append((path, error.what))
     followers: dict[str | None, list[str]] = {}
@@ -158,6 +158,7 @@ def newest_metadata(store: ObjectStore, candidates: Iterable[str], known: str | 
     here = known if known in parsed else _beginning(parsed, followers, result)
     followed = False
     while here is not None:
+        result.chain.append((here, parsed[here]))
         following = followers.get(here, [])
         if len(following) > 1:
             proven = [path for path in following if followers.get(path)]
@@ -172,6 +173,24 @@ def newest_metadata(store: ObjectStore, candidates: Iterable[str], known: str | 
     result.metadata = None if here is None else parsed[here]
     result.is_unproven = here is not None and not result.contested and here != known and (followed or known is None)
     return result
+
+
+def _checked(metadata: TableMetadataV2, path: str) -> TableMetadataV2:
+    """Refuse metadata with numbers that no registry holds: anybody can write JSON."""
+    snapshots = metadata.snapshots
+    times = [metadata.last_updated_ms, *(item.timestamp_ms for item in snapshots)]
+    times += [entry.timestamp_ms for entry in metadata.snapshot_log]
+    large = [metadata.last_sequence_number, *(item.snapshot_id for item in snapshots)]
+    large += [number or 0 for item in snapshots for number in (item.parent_snapshot_id, item.sequence_number)]
+    small = [metadata.last_column_id, *(item.schema_id or 0 for item in snapshots)]
+    small += [item.schema_id for item in metadata.schemas] + [item.spec_id for item in metadata.partition_specs]
+    if (
+        all(0 <= number <= _LAST_TIME for number in times)
+        and all(abs(number) <= MAX_BIGINT for number in large)
+        and all(abs(number) <= MAX_INTEGER for number in small)
+    ):
+        return metadata
+    raise InvalidMetadata("it has numbers that cannot be", on=path)
 
 
 def _beginning(
@@ -207,33 +226,29 @@ def _former(store: ObjectStore, metadata: TableMetadataV2) -> str | None:
 # --- what it tells -------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _State:
-    version: int
-    snapshot: Snapshot
-
-
 class _Recovery:
     """Reads one table's metadata."""
 
     def __init__(
         self,
         store: ObjectStore,
-        path: str,
-        metadata: TableMetadataV2,
+        chain: Sequence[tuple[str, TableMetadataV2]],
         sizes: Mapping[str, int],
-        snapshots: Mapping[int, tuple[int | None, int, bool]],
-        commits: Mapping[str, int],
+        known: KnownVersions,
     ) -> None:
+        path, metadata = chain[-1]
         self._store = store
         self._io = WarehouseIO(store)
         self._metadata = metadata
         self._sizes = sizes
-        self._known = snapshots
-        self._commits = commits
+        self._known = known.snapshots
+        self._commits = known.commits
+        self._numbers = number_versions(chain, known)
         self._specs = {spec.spec_id: spec for spec in metadata.partition_specs}
         self._lists: dict[int, dict[str, ManifestFile]] = {}
         self._ranges: dict[str, tuple[int, int]] = {}
+        # What the manifests of the state that was reached last have: none is read twice.
+        self._paths: dict[str, list[str]] = {}
         self._live: dict[str, RecoveredFile] = {}
         self._next_id = 1
         self.table = _described(store, path, metadata)
@@ -245,52 +260,31 @@ class _Recovery:
                 self._store.relative(item.manifest_path): item
                 for item in read_manifest_list(self._io, snapshot.manifest_list)
             }
-        states = self._states()
-        before: _State | None = None
+        states = self._numbers.states
+        before: State | None = None
         for state in states:
             self._go_to(before, state)
             before = state
+        table.version = max([self._numbers.version, *(state.version for state in states[-1:])])
+        table.shapes = [
+            (change.version, _shape(change), change.metadata.last_updated_ms) for change in self._numbers.shapes
+        ]
         self._enter_snapshots(states)
         self._enter_branches(states)
         self._enter_files()
         return table
 
-    def _version(self, snapshot: Snapshot) -> int | None:
-        if snapshot.snapshot_id in self._known:
-            return self._known[snapshot.snapshot_id][0]
-        covered = _covered(snapshot)
-        return None if covered is None else covered[1]
-
-    def _states(self) -> list[_State]:
-        """The snapshots that `main` has stood at, in order, each with its version."""
-        metadata = self._metadata
-        there = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
-        log = [entry.snapshot_id for entry in metadata.snapshot_log if entry.snapshot_id in there]
-        if metadata.current_snapshot_id is not None and (not log or log[-1] != metadata.current_snapshot_id):
-            log.append(metadata.current_snapshot_id)
-        logged = set(log)
-        older = [
-            _State(version, snapshot)
-            for snapshot in metadata.snapshots
-            if snapshot.snapshot_id not in logged and (version := self._version(snapshot)) is not None
-        ]
-        found = sorted(older, key=lambda state: state.version)
-        seen: set[int] = set()
-        for ident in log:
-            said = self._version(there[ident]) if ident not in seen else None
-            last = found[-1].version if found else 0
-            # Of an outside engine, or one that was gone back to: a version of its own, after the one before.
-            found.append(_State(max(last + 1, said) if said is not None else last + 1, there[ident]))
-            seen.add(ident)
-        return found
-
-    def _go_to(self, before: _State | None, state: _State) -> None:
+    def _go_to(self, before: State | None, state: State) -> None:
         """From one state to the next: which files come and go."""
-        snapshot = state.snapshot
-        old = self._lists[before.snapshot.snapshot_id] if before is not None else {}
-        new = self._lists[snapshot.snapshot_id]
-        left = {path for name in old.keys() - new.keys() for path, _ in self._entries(old[name])}
-        arriving = {path: entry for name in sorted(new.keys() - old.keys()) for path, entry in self._entries(new[name])}
+        snapshot = None if state.snapshot_id is None else self._metadata.snapshot_by_id(state.snapshot_id)
+        old = self._listed(before)
+        new = self._listed(state)
+        left = {path for name in old.keys() - new.keys() for path in self._paths.pop(name)}
+        arriving: dict[str, ManifestEntry] = {}
+        for name in sorted(new.keys() - old.keys()):
+            entries = self._entries(new[name])
+            self._paths[name] = [path for path, _ in entries]
+            arriving.update(entries)
         ended = left - arriving.keys()
         for path in ended:
             self._live.pop(path).to_version = state.version
@@ -304,36 +298,40 @@ class _Recovery:
             exact = last < begun <= state.version
             late = late or (not exact and commit_id != "")
             uncertain = uncertain or (not exact and commit_id == "")
+            assert snapshot is not None
             file = self._file(path, entry, begun if exact else state.version, snapshot)
             self._live[path] = file
             self.table.files.append(file)
         for name in new.keys() - old.keys():
-            ids = [self._live[path].id for path, _ in self._entries(new[name]) if path in self._live]
+            ids = [self._live[path].id for path in self._paths[name] if path in self._live]
             if ids:
                 self._ranges[name] = (min(ids), max(ids))
         if not ended and not uncertain:
-            self.table.between |= self._between(snapshot, last, late=late)
-        summary = dict(snapshot.summary.additional_properties) if snapshot.summary is not None else {}
+            self.table.between |= self._between(state, last, late=late)
+        summary = dict(snapshot.summary.additional_properties) if snapshot is not None and snapshot.summary else {}
         self.table.versions.append(
             RecoveredVersion(
                 state.version,
-                snapshot.snapshot_id,
-                operation_of(snapshot),
-                snapshot.schema_id,
-                snapshot.timestamp_ms,
+                state.snapshot_id,
+                "delete" if snapshot is None else operation_of(snapshot),
+                None if snapshot is None or state.is_jump else snapshot.schema_id,
+                state.at,
                 {key: str(value) for key, value in summary.items()},
+                state.is_jump,
             )
         )
 
-    def _between(self, snapshot: Snapshot, last: int, *, late: bool) -> set[int]:
+    def _listed(self, state: State | None) -> dict[str, ManifestFile]:
+        """The manifests of a state; none of one that is empty."""
+        return {} if state is None or state.snapshot_id is None else self._lists[state.snapshot_id]
+
+    def _between(self, state: State, last: int, *, late: bool) -> set[int]:
         """The versions that a snapshot covers beside its newest, of which it is known which files each has.
 
         A file of a commit that is not known (`late`) is of a later version than all that are, as far as none of
         those is missing.
         """
-        covered = _covered(snapshot)
-        if covered is None:
-            return set()
+        covered = (state.first, state.version)
         found = set(range(max(covered[0], last + 1), covered[1]))
         known = set(self._commits.values())
         if not late:
@@ -382,14 +380,15 @@ class _Recovery:
 
     # --- snapshots ---------------------------------------------------------------------
 
-    def _enter_snapshots(self, states: Sequence[_State]) -> None:
+    def _enter_snapshots(self, states: Sequence[State]) -> None:
         first: dict[int, int] = {}
         for state in states:
-            first.setdefault(state.snapshot.snapshot_id, state.version)
+            if state.snapshot_id is not None:
+                first.setdefault(state.snapshot_id, state.version)
         pinned = dict(first)
         for snapshot in sorted(self._metadata.snapshots, key=lambda item: item.sequence_number or 0):
             ident = snapshot.snapshot_id
-            version, ours = first.get(ident), _covered(snapshot) is not None
+            version, ours = first.get(ident), ident in self._numbers.own
             if ident in self._known:
                 _, kept, ours = self._known[ident]
                 pinned.setdefault(ident, kept)
@@ -413,14 +412,18 @@ class _Recovery:
             )
             self.table.listings[ident] = sorted(self._lists[ident])
 
-    def _enter_branches(self, states: Sequence[_State]) -> None:
+    def _enter_branches(self, states: Sequence[State]) -> None:
         """Files that only snapshots have which stand for no version."""
-        of_main = {state.snapshot.snapshot_id for state in states}
+        of_main = {state.snapshot_id for state in states if state.snapshot_id is not None}
         paths = {file.path for file in self.table.files}
+        seen = {name for ident in of_main for name in self._lists[ident]}
         for snapshot in self._metadata.snapshots:
             if snapshot.snapshot_id in of_main:
                 continue
-            for manifest in self._lists[snapshot.snapshot_id].values():
+            for name, manifest in self._lists[snapshot.snapshot_id].items():
+                if name in seen:
+                    continue
+                seen.add(name)
                 for path, entry in self._entries(manifest):
                     if path not in paths:
                         self.table.branch_files[path] = entry.data_file.file_size_in_bytes
@@ -451,25 +454,21 @@ class _Recovery:
 
 def recover_table(
     store: ObjectStore,
-    path: str,
-    metadata: TableMetadataV2,
+    chain: Sequence[tuple[str, TableMetadataV2]],
     sizes: Mapping[str, int],
-    snapshots: Mapping[int, tuple[int | None, int, bool]],
-    commits: Mapping[str, int],
+    known: KnownVersions,
 ) -> RecoveredTable:
-    """What a table's metadata tells.
-
-    `snapshots` has what is known of some by their ids: version, pinned version, whether this book made it.
-    `commits` has the versions that are known by the ids of their commits.
-    """
+    """What a table's metadata files tell, each of which follows the one before it."""
     try:
-        return _Recovery(store, path, metadata, sizes, snapshots, commits).run()
+        return _Recovery(store, chain, sizes, known).run()
     except LakebookError:
         raise
     except Exception as error:
         # Whatever a parser says of a damaged file.
         raise InvalidMetadata(
-            f"its manifests cannot be read ({type(error).__name__}: {error})", on=path, remedy="Restore a backup"
+            f"its manifests cannot be read ({type(error).__name__}: {error})",
+            on=chain[-1][0],
+            remedy="Restore a backup",
         ) from error
 
 
@@ -500,14 +499,10 @@ def _described(store: ObjectStore, path: str, metadata: TableMetadataV2) -> Reco
     )
 
 
-def _covered(snapshot: Snapshot) -> tuple[int, int] | None:
-    """The versions that a snapshot of this book covers, by its summary; none if it is an outside engine's."""
-    said = snapshot.summary.additional_properties.get(VERSIONS) if snapshot.summary is not None else None
-    found = None if said is None else _COVERED.fullmatch(str(said))
-    if found is None:
-        return None
-    last = int(found.group(2))
-    return (int(found.group(1)) if found.group(1) else last, last)
+def _shape(change: ShapeChange) -> Shape:
+    metadata = change.metadata
+    schema = next(item for item in metadata.schemas if item.schema_id == change.schema_id)
+    return Shape(schema_to_json(schema), spec_to_json(metadata.spec()), order_to_json(metadata.sort_order()))
 
 
 def _commit_of(path: str) -> str:

@@ -10,10 +10,11 @@ import gzip
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from pyiceberg.manifest import DataFile, ManifestFile
+from pyiceberg.manifest import DataFile, ManifestEntryStatus, ManifestFile
 from pyiceberg.table.metadata import TableMetadataV2
 
 from lakebook.errors import InvalidMetadata, LakebookError, PathOutsideWarehouse
@@ -26,13 +27,26 @@ from lakebook.iceberg.manifests import (
     write_manifest_list,
 )
 from lakebook.iceberg.table_metadata import parse_metadata, schema_for
+from lakebook.registry.relocation import grown_summary
 from lakebook.storage.objects import ObjectStore
 
 _PATH_FIELD = 2_147_483_546
 # Their places among the fields of a data file.
 _FILE_PATH, _FILE_SIZE, _LOWER, _UPPER = 1, 5, 10, 11
+_ADDED_SIZE, _REMOVED_SIZE, _TOTAL_SIZE = "added-files-size", "removed-files-size", "total-files-size"
 # What may be a property that names a place.
 _PLACES = (".path", ".location", "-path", "-location")
+
+
+@dataclass(frozen=True)
+class _Deletes:
+    """A file of deletes, as a manifest has it."""
+
+    path: str
+    size: int
+    is_added: bool
+    is_removed: bool
+    snapshot_id: int | None
 
 
 class Relocation:
@@ -43,6 +57,8 @@ class Relocation:
         self.target = target
         self._source_io = WarehouseIO(source)
         self._target_io = WarehouseIO(target)
+        # By the manifests that list them, which several snapshots have.
+        self._deletes: dict[str, list[_Deletes]] = {}
 
     def moved(self, location: str) -> str:
         """Where something is in the other warehouse; what is in none of them stays where it is."""
@@ -53,13 +69,17 @@ class Relocation:
 
     # --- metadata ------------------------------------------------------------------
 
-    def metadata(self, path: str) -> int:
-        """Write a metadata file anew; its size."""
+    def metadata(self, path: str, grown: Mapping[int, Mapping[str, int]]) -> int:
+        """Write a metadata file anew; its size. `grown` has what `grown` says of each snapshot."""
         data = self.source.read(path)
         packed = data[:2] == b"\x1f\x8b"
         try:
             said = orjson.loads(gzip.decompress(data) if packed else data)
             said = self._moved_metadata(said)
+            if grown and said.get("snapshots"):
+                said["snapshots"] = [
+                    _with_sizes(item, grown.get(item["snapshot-id"], {})) for item in said["snapshots"]
+                ]
         except (orjson.JSONDecodeError, EOFError, OSError, zlib.error, TypeError, KeyError, AttributeError) as error:
             raise InvalidMetadata(
                 f"it is not the metadata of an Iceberg table ({type(error).__name__})",
@@ -108,13 +128,37 @@ class Relocation:
 
     def delete_files(self, manifest: ManifestFile) -> Iterator[str]:
         """The paths of files of deletes that a manifest lists and that are in the warehouse."""
+        return (file.path for file in self._deletes_in(manifest))
+
+    def _deletes_in(self, manifest: ManifestFile) -> list[_Deletes]:
         if manifest.content != DELETES:
-            return
-        for entry in entries_of(self._source_io, manifest):
-            try:
-                yield self.source.relative(entry.data_file.file_path)
-            except PathOutsideWarehouse:
-                continue
+            return []
+        found = self._deletes.get(manifest.manifest_path)
+        if found is None:
+            found = self._deletes[manifest.manifest_path] = []
+            for entry in entries_of(self._source_io, manifest):
+                with suppress(PathOutsideWarehouse):
+                    found.append(
+                        _Deletes(
+                            self.source.relative(entry.data_file.file_path),
+                            entry.data_file.file_size_in_bytes,
+                            entry.status == ManifestEntryStatus.ADDED,
+                            entry.status == ManifestEntryStatus.DELETED,
+                            entry.snapshot_id,
+                        )
+                    )
+        return found
+
+    def grown(self, snapshot: Any, manifests: list[ManifestFile], sizes: Mapping[str, int]) -> dict[str, int]:
+        """By how many bytes the sizes in a snapshot's summary differ where files have other `sizes` now."""
+        found = dict.fromkeys((_ADDED_SIZE, _REMOVED_SIZE, _TOTAL_SIZE), 0)
+        for file in (file for manifest in manifests for file in self._deletes_in(manifest)):
+            more = sizes.get(file.path, file.size) - file.size
+            own = file.snapshot_id == snapshot.snapshot_id
+            found[_TOTAL_SIZE] += 0 if file.is_removed else more
+            found[_ADDED_SIZE] += more if own and file.is_added else 0
+            found[_REMOVED_SIZE] += more if own and file.is_removed else 0
+        return {name: more for name, more in found.items() if more}
 
     def manifest(self, manifest: ManifestFile, metadata: TableMetadataV2, sizes: Mapping[str, int]) -> int:
         """Write a manifest anew; its size. `sizes` has those of files that are of another size now."""
@@ -167,3 +211,7 @@ class Relocation:
             snapshot.sequence_number or 0,
             manifests,
         )
+
+
+def _with_sizes(snapshot: dict[str, Any], grown: Mapping[str, int]) -> dict[str, Any]:
+    return {**snapshot, "summary": grown_summary(snapshot["summary"], grown)} if grown else snapshot

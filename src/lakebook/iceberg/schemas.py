@@ -8,12 +8,15 @@ only in case cannot stand in one struct, because Spark cannot tell them apart.
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, NoReturn, TypeVar
 
+import orjson
 import pyarrow as pa
+from cachetools import LRUCache
 from pyiceberg.schema import Schema
 from pyiceberg.types import (
     BinaryType,
@@ -52,6 +55,8 @@ FIRST_SCHEMA_ID = 1
 _FIELD_ID = b"PARQUET:field_id"
 _DOC = b"doc"
 _SHOWN_DIFFERENCES = 5
+# Bytes of JSON whose schemas are kept; what is made of them takes about ten times as much.
+_MOST_STORED = 4 << 20
 
 Path = tuple[str, ...]
 T = TypeVar("T")
@@ -178,6 +183,25 @@ def schema_from_json(value: Mapping[str, Any]) -> Schema:
     if not isinstance(identifiers, list) or not all(_is_number(each, 1) for each in identifiers):
         _refuse((), f"{shown(identifiers)} are not ids of fields")
     return build_schema(fields, value.get("schema-id", 0), identifiers)
+
+
+_stored: LRUCache[bytes, tuple[Schema, int]] = LRUCache(_MOST_STORED, getsizeof=lambda kept: kept[1])
+_stored_lock = threading.Lock()
+
+
+def stored_schema(value: Mapping[str, Any]) -> Schema:
+    """The schema of JSON that the registry has. Many tables and versions have the same one, which is read once."""
+    text = orjson.dumps(dict(value))
+    with _stored_lock:
+        kept = _stored.get(text)
+    if kept is not None:
+        return kept[0]
+    schema = schema_from_json(value)
+    # One that takes all the room is read each time.
+    if len(text) < _MOST_STORED:
+        with _stored_lock:
+            _stored[text] = (schema, len(text))
+    return schema
 
 
 def build_schema(fields: Sequence[NestedField], schema_id: int, identifier_field_ids: Sequence[int] = ()) -> Schema:

@@ -26,7 +26,7 @@ from pyiceberg.table.sorting import SortOrder
 
 from lakebook.errors import InvalidMetadata, NotPublishable
 from lakebook.iceberg.partitioning import order_from_json, spec_from_json
-from lakebook.iceberg.schemas import schema_from_json
+from lakebook.iceberg.schemas import stored_schema
 from lakebook.registry.tables import TableMetadata
 from lakebook.storage.objects import ObjectStore
 
@@ -59,14 +59,15 @@ class MetadataFiles:
             self._keep(path, found)
         return found
 
-    def write(self, folder: str, number: int, metadata: TableMetadataV2) -> tuple[str, int]:
+    def write(self, folder: str, number: int, version: int, metadata: TableMetadataV2) -> tuple[str, int]:
         """Write a metadata file; its path and size."""
         data = metadata.model_dump_json().encode()
         suffix = "metadata.json"
         if len(data) >= COMPRESSED_FROM:
             # Without a time in it: the same metadata is the same file.
             data, suffix = gzip.compress(data, 6, mtime=0), "gz.metadata.json"
-        path = f"{folder}/{number:05d}-{uuid.uuid4()}.{suffix}"
+        # The name tells the version: snapshots of outside engines and changes of the schema alone do not.
+        path = f"{folder}/{number:05d}-{uuid.uuid4()}-v{version}.{suffix}"
         self._store.put_new(path, data)
         self._keep(path, metadata)
         return path, len(data)
@@ -117,7 +118,7 @@ def shapes_of(
     specs: dict[int, PartitionSpec] = {}
     orders: dict[int, SortOrder] = {}
     for state in states:
-        schema = schema_from_json(dict(state.schema))
+        schema = stored_schema(state.schema)
         spec = spec_from_json(dict(state.partition_by))
         order = order_from_json(dict(state.sort_by))
         schemas[schema.schema_id] = schema

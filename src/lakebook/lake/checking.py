@@ -13,7 +13,7 @@ from typing import Any
 from lakebook.errors import LakebookError
 from lakebook.iceberg.manifests import live_entries, read_manifest_list
 from lakebook.iceberg.publishing import ICEBERG
-from lakebook.iceberg.schemas import leaf_fields, schema_from_json
+from lakebook.iceberg.schemas import leaf_fields, stored_schema
 from lakebook.iceberg.table_metadata import parse_metadata
 from lakebook.lake.attempts import DATA
 from lakebook.lake.cleaning import LeaseWatch, is_past_grace
@@ -122,7 +122,7 @@ def _dangling(reader: Reader) -> Iterator[Finding]:
 def _short_of_stats(reader: Reader) -> Iterator[Finding]:
     """Files that lack a row of statistics for a column: a plan has to look into them whatever is asked."""
     for table_id, schema_version, schema in schema_versions(reader):
-        plain = [leaf for leaf in leaf_fields(schema_from_json(schema)) if not leaf.in_collection]
+        plain = [leaf for leaf in leaf_fields(stored_schema(schema)) if not leaf.in_collection]
         for path in files_short_of_stats(reader, table_id, schema_version, len(plain)):
             yield Finding("statistics", path, STATISTICS_GONE)
 

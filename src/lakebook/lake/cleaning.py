@@ -493,7 +493,17 @@ class Cleaner:
                 result.objects += self._lake.store.end_uploads(ICEBERG, before=self._outside_limit())
         except LakebookError as error:
             result.failed.append((ICEBERG, str(error)))
+        if not dry_run:
+            self._end_uploads_of_readers(result)
         return result
+
+    def _end_uploads_of_readers(self, result: Swept) -> None:
+        """End what readers were uploading when they were killed: where there is no object yet, no listing shows it."""
+        try:
+            # No manifest takes as long as that.
+            result.objects += self._lake.store.end_uploads(READS, before=self._outside_limit())
+        except LakebookError as error:
+            result.failed.append((READS, str(error)))
 
     def _outside_limit(self) -> datetime:
         """What outside engines began before this, they have given up."""

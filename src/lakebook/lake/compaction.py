@@ -5,19 +5,24 @@ without deleted rows, and writes them in the table's sort order. The result is o
 row. A compaction gives way to every writer of the book: if a file it has read was ended meanwhile, if rows
 of it were deleted, if a writer has declared that it is about to end files, or if an outside engine has
 precedence, then its work is thrown away.
+
+Whoever compacts a table has claimed it before, so that several workers share the tables and none does the work of
+another. A claim is renewed while Spark works; what was done under one that another has taken over cannot land.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from lakebook import failpoints
-from lakebook.errors import FilesChanged, SchemaChanged
+from lakebook.errors import ClaimLost, CompactionClaimed, FilesChanged, SchemaChanged
 from lakebook.lake.attempts import Attempt
 from lakebook.lake.bundles import bundles_of, tasks_of
+from lakebook.lake.claims import held
 from lakebook.lake.inserting import insert_data, one_clear_error, report
 from lakebook.lake.lake import Lake
 from lakebook.lake.leasing import Lease, acquire
@@ -27,6 +32,7 @@ from lakebook.lake.properties import TARGET_SIZE, CompactionPolicy, compaction_p
 from lakebook.lake.reading import read_frame
 from lakebook.lake.rewriting import of_files, require_same_rows
 from lakebook.lake.steps import Steps
+from lakebook.registry.compaction_claims import CompactionClaim, end_claim, renew_claim, settle_claim, take_claim
 from lakebook.registry.inserts import COMPACTION
 from lakebook.registry.maintenance import DONE, FAILED, YIELDED
 from lakebook.registry.small_files import Partition, Run, live_since, runs_of, small_files
@@ -55,6 +61,9 @@ _NO_BOUND = 2**62
 _DELETED_SHARE = 0.1
 _MANY_DELETES = 5
 _DISTRIBUTION = "write.distribution-mode"
+
+#: Somebody else had precedence, or was faster: work is lost, and nothing is wrong.
+GAVE_WAY = (FilesChanged, SchemaChanged, ClaimLost)
 
 
 @dataclass(frozen=True)
@@ -108,14 +117,15 @@ class CompactionReport:
 def compact(lake: Lake, table: TableRecord, spark: SparkSession, *, max_bytes: int | None = None) -> CompactionReport:
     """Compact a table until there is nothing to gain, or until so many bytes were rewritten.
 
-    `FilesChanged` is raised if somebody else had precedence before anything was done.
+    `FilesChanged` is raised if somebody else had precedence before anything was done, and `CompactionClaimed` if
+    another worker compacts it.
     """
     budget = lake.settings.compact_bytes if max_bytes is None else max_bytes
     whole = CompactionReport(_name(table))
     while whole.bytes_in < budget:
         try:
             done = compact_once(lake, table, spark, max_bytes=budget - whole.bytes_in)
-        except (FilesChanged, SchemaChanged):
+        except (*GAVE_WAY, CompactionClaimed):
             if not whole.versions:
                 raise
             break
@@ -128,7 +138,10 @@ def compact(lake: Lake, table: TableRecord, spark: SparkSession, *, max_bytes: i
 def compact_once(
     lake: Lake, table: TableRecord, spark: SparkSession, *, max_bytes: int | None = None
 ) -> CompactionReport:
-    """Make one version of what is most worth a compaction, or none if nothing is."""
+    """Make one version of what is most worth a compaction, or none if nothing is.
+
+    `CompactionClaimed` is raised while another worker compacts the table.
+    """
     refuse_mirror(table)
     begun = lake.clock.monotonic()
     budget = lake.settings.compact_bytes if max_bytes is None else max_bytes
@@ -136,15 +149,30 @@ def compact_once(
     try:
         if _may_gain(lake, table):
             lake.registry.read_with(lambda reader: give_way(reader, table, lake.clock.now_ms()))
-            done = _compact(lake, table, spark, budget)
+            with claimed(lake, table) as claim:
+                done = _compact(lake, table, spark, budget, claim)
         outcome = DONE
-    except (FilesChanged, SchemaChanged):
+    except CompactionClaimed:
+        outcome = DONE  # By another: nothing was begun here.
+        raise
+    except GAVE_WAY:
         outcome = YIELDED
         raise
     finally:
         if done.versions or outcome != DONE:
             lake.metrics.count_compaction(outcome, done.files_in, done.files_out, done.bytes_in, done.bytes_out)
     return replace(done, seconds=round(lake.clock.monotonic() - begun, 6))
+
+
+@contextmanager
+def claimed(lake: Lake, table: TableRecord) -> Iterator[CompactionClaim]:
+    """Claim a table for a compaction while the block runs: nobody else compacts it meanwhile."""
+    seconds = lake.settings.lease_seconds
+    claim = lake.registry.write(lambda transaction: take_claim(transaction, table, seconds))
+    renew = lambda transaction: renew_claim(transaction, claim, seconds)  # noqa: E731
+    with held(lake, claim.token, renew, lambda transaction: end_claim(transaction, claim)):
+        failpoints.reach("compact.claimed")
+        yield claim
 
 
 def debt_of(lake: Lake, table: TableRecord) -> Debt:
@@ -424,7 +452,9 @@ def _is_visible(row: Mapping[str, Any], plan: Plan) -> bool:
 # --- rewriting -----------------------------------------------------------------
 
 
-def _compact(lake: Lake, table: TableRecord, spark: SparkSession, max_bytes: int) -> CompactionReport:
+def _compact(
+    lake: Lake, table: TableRecord, spark: SparkSession, max_bytes: int, claim: CompactionClaim
+) -> CompactionReport:
     steps = Steps(lake.clock)
     with one_clear_error(table), acquire(lake, table) as lease:
         choice = choose(lake, table, lease, max_bytes)
@@ -436,7 +466,7 @@ def _compact(lake: Lake, table: TableRecord, spark: SparkSession, max_bytes: int
                 tasks = choice.tasks
                 frame = frames.by_file(frame, tasks, max(tasks.values()) + 1)
             files = insert_data(lake, table, attempt, frame, steps, lease.schema_version)
-            return finish(lake, lease, attempt, choice, files, steps)
+            return finish(lake, lease, attempt, choice, files, steps, claim)
 
 
 def begin(lake: Lake, table: TableRecord, choice: Choice) -> Attempt:
@@ -450,10 +480,21 @@ def begin(lake: Lake, table: TableRecord, choice: Choice) -> Attempt:
 
 
 def finish(
-    lake: Lake, lease: Lease, attempt: Attempt, choice: Choice, files: Sequence[NewFile], steps: Steps
+    lake: Lake,
+    lease: Lease,
+    attempt: Attempt,
+    choice: Choice,
+    files: Sequence[NewFile],
+    steps: Steps,
+    claim: CompactionClaim,
 ) -> CompactionReport:
     """Replace the chosen files by those that were written, in one version that changes no row."""
     table, inputs = attempt.table, choice.files
+
+    def check(transaction: Transaction) -> None:
+        settle_claim(transaction, table, claim)
+        _refuse_returned(transaction, choice)
+
     rows = require_same_rows(of_files(choice.plan, inputs), lease, files)
     number = _sequence_number(lake, lease, choice)
     change = TableChange(
@@ -461,7 +502,7 @@ def finish(
         [replace(file, sequence_number=number) for file in files],
         [*(file.id for file in inputs), *(delete.id for delete in choice.ended)],
         {"lakebook.compacted": f"{len(inputs)} files of {choice.partitions} partitions"},
-        check=lambda transaction: _refuse_returned(transaction, choice),
+        check=check,
         read_version=lease.version,
         yields=True,
     )

@@ -25,6 +25,8 @@ class FileStatistics:
     def __init__(self, states: Sequence[TableMetadata]) -> None:
         self._states = {state.schema_version: state for state in states}
         self._schemas, self._specs, _ = shapes_of(states)
+        # The files of a table have the same few schemas, mostly one after the other.
+        self._last: tuple[pa.Schema, int, Any] | None = None
 
     def of(
         self,
@@ -47,8 +49,7 @@ class FileStatistics:
             partitions = partition_stats(
                 spec, with_columns, partition_from_json(spec, with_columns, row["partition_values"])
             )
-        given = file_schema(columns, schema)
-        check_readable_as(given, schema)
+        given = self._schema_of(columns, row["schema_version"], schema)
         laid_out = footer_columns(opened, given)
         if laid_out is None:
             return partitions, False
@@ -62,6 +63,16 @@ class FileStatistics:
             if not leaf.in_collection and leaf.field_id not in known
         )
         return (*stats, *absent, *partitions), True
+
+    def _schema_of(self, columns: pa.Schema, version: int, schema: Any) -> Any:
+        """The schema of a file by field ids, which can be read as the table's."""
+        last = self._last
+        if last is not None and last[1] == version and columns.equals(last[0], check_metadata=True):
+            return last[2]
+        given = file_schema(columns, schema)
+        check_readable_as(given, schema)
+        self._last = (columns, version, given)
+        return given
 
 
 def statistics_of(

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from lakebook import failpoints
 from lakebook.errors import FilesChanged, InsertFailed, InvalidFile, InvalidInput, InvalidTable, LakebookError
+from lakebook.iceberg.publishing import SHOWN_BY
 from lakebook.iceberg.schemas import as_spark_has, check_writable_from, schema_from
 from lakebook.iceberg.staging import spark_type
 from lakebook.lake.attempts import DATA, Attempt
@@ -67,6 +68,8 @@ def check_properties(properties: Mapping[str, str] | None) -> dict[str, str]:
     for key, value in found.items():
         if not isinstance(key, str) or not isinstance(value, str) or not key:
             raise InvalidTable(f"{shown(key)}: {shown(value)} is no property", on="insert", remedy="Use texts")
+        if key == SHOWN_BY:
+            raise InvalidTable(f"the property {key} is Lakebook's own", on="insert", remedy="Choose another name")
         check_text("property", key)
         check_text("property", value)
     return found

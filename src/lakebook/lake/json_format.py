@@ -121,11 +121,14 @@ def _json_files(
     lake: Lake, shape: TableShape, paths: Sequence[str], sizes: int = 0, spark: Any = None
 ) -> list[NewFile]:
     """JSON files, measured and their rows counted; many or large ones by Spark's executors."""
-    measured = (
-        on_executors(spark, lake.store.warehouse, paths, measured_lines)
-        if by_executors(lake, len(paths), sizes, spark)
-        else [(found, count_lines(lake.store, found.path)) for found in lake.store.measure(paths)]
-    )
+    if by_executors(lake, len(paths), sizes, spark):
+        measured = on_executors(spark, lake.store.warehouse, paths, measured_lines)
+    elif spark is not None and paths and lake.store.warehouse.bucket is not None:
+        # By Spark's own reader, which needs no Python there: nothing of a bucket comes to the driver.
+        lines = frames.count_lines(spark, [lake.store.uri(path) for path in paths])
+        measured = [(found, lines.get(found.path.rpartition("/")[2], 0)) for found in lake.store.measure(paths)]
+    else:
+        measured = [(found, count_lines(lake.store, found.path)) for found in lake.store.measure(paths)]
     now = datetime.now(UTC)
     return [
         NewFile(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
+import orjson
 from cachetools import LRUCache
 
 from lakebook.clock import Clock
@@ -16,14 +17,14 @@ from lakebook.config import Settings
 from lakebook.errors import LakebookError, NotPublishable, PublishFailed, SparkUnsuitable, TableNotFound
 from lakebook.iceberg.partitioning import order_from_json, spec_from_json
 from lakebook.iceberg.publishing import Publisher
-from lakebook.iceberg.schemas import leaf_fields, schema_from_json
+from lakebook.iceberg.schemas import leaf_fields, stored_schema
 from lakebook.lake.background import BackgroundPublisher, Look
 from lakebook.lake.renewals import Renewals
 from lakebook.metrics import Metrics
 from lakebook.registry.publishing import Pointer, pointer_of, snapshots_of, standing_of
 from lakebook.registry.registry import Registry
 from lakebook.registry.schedulers import publishes_for_all
-from lakebook.registry.tables import TableMetadata, TableRecord, get_metadata
+from lakebook.registry.tables import TableMetadata, TableRecord, get_metadata, list_metadata
 from lakebook.registry.transactions import Reader
 from lakebook.storage.objects import ObjectStore
 from lakebook.storage.warehouse import Warehouse
@@ -33,6 +34,8 @@ LOG = logging.getLogger("lakebook.publishing")
 T = TypeVar("T")
 
 _SHAPES = 1000
+# Of these there are some of each table, and each is small.
+_FACTS = 30_000
 # Versions after which a writer looks how many are not published: not at each, that would be felt.
 _BETWEEN_LOOKS = 32
 # The one format that Iceberg knows too.
@@ -111,8 +114,10 @@ class Lake:
         self.settling = BackgroundPublisher(self._settle, self.clock, 0.0, done="looked at")
         #: Told the namespace and name of a table before it is loaded through a catalog; see `streams.mirroring`.
         self.before_load: Callable[[str, str], None] = lambda namespace, name: None
-        #: By table and schema version.
+        #: By table and schema version, and by what is told of them.
         self.shapes = Cache(_SHAPES, lambda _: 1)
+        #: What else is known of tables, by table and what it is.
+        self.facts = Cache(_FACTS, lambda fact: 1 + len(fact) // 8)
         #: By path and checksum.
         self.footers = Cache(self.settings.cache_footers, lambda footer: len(footer.metadata) + 200)
         #: By table, version and predicate.
@@ -228,16 +233,45 @@ class Lake:
         found: TableShape | None = self.shapes.get(key)
         if found is None:
             metadata = (
-                self.metadata_of(table, schema_version)
-                if reader is None
-                else get_metadata(reader, table, schema_version)
+                self._state(table, schema_version) if reader is None else get_metadata(reader, table, schema_version)
             )
+            found = self.shapes.put(key, self._shape_from(metadata))
+        return found
+
+    def _shape_from(self, metadata: TableMetadata) -> TableShape:
+        """The shape that a state of some table's metadata tells of; those that are told alike are one."""
+        told = (metadata.schema, metadata.partition_by, metadata.sort_by)
+        key = (metadata.schema_version, metadata.compression, *(orjson.dumps(dict(part)) for part in told))
+        found: TableShape | None = self.shapes.get(key)
+        if found is None:
             found = TableShape(
-                schema_version,
-                schema_from_json(dict(metadata.schema)),
+                metadata.schema_version,
+                stored_schema(metadata.schema),
                 spec_from_json(dict(metadata.partition_by)),
                 order_from_json(dict(metadata.sort_by)),
                 metadata.compression,
             )
             self.shapes.put(key, found)
         return found
+
+    def specs_of(self, table: TableRecord, schema_version: int) -> tuple[tuple[int, int], ...]:
+        """The schema versions up to one, each with the id of its partition spec."""
+        found: tuple[tuple[int, int], ...] | None = self.facts.get((table.id, "specs"))
+        if found is None or found[-1][0] < schema_version:
+            found = self._note_specs(table, self.registry.read_with(lambda reader: list_metadata(reader, table)))
+        return tuple(item for item in found if item[0] <= schema_version)
+
+    def _note_specs(self, table: TableRecord, states: Sequence[TableMetadata]) -> tuple[tuple[int, int], ...]:
+        known = tuple((state.schema_version, int(state.partition_by.get("spec-id", 0))) for state in states)
+        return self.facts.put((table.id, "specs"), known)
+
+    def _state(self, table: TableRecord, schema_version: int) -> TableMetadata:
+        """A state of a table's metadata. Whoever asks for the first time is told of the others too: plans need them."""
+        if self.facts.get((table.id, "specs")) is None:
+            states = self.registry.read_with(lambda reader: list_metadata(reader, table))
+            if states:
+                self._note_specs(table, states)
+            for state in states:
+                if state.schema_version == schema_version:
+                    return state
+        return self.metadata_of(table, schema_version)

@@ -35,7 +35,7 @@ from lakebook.registry.table_files import (
     visible_deletes,
     visible_files,
 )
-from lakebook.registry.tables import TableRecord, list_metadata
+from lakebook.registry.tables import TableRecord
 from lakebook.registry.transactions import Reader
 
 # A column that leaves more is no better than walking through the files in order.
@@ -43,6 +43,8 @@ _MOST_CANDIDATES = 20_000
 # One that leaves so few need not be compared with others.
 _FEW = 100
 _MOST_RANGES = 200
+# To look at so many files is to read a large part of a book.
+_MANY = 10_000
 
 
 @dataclass(frozen=True)
@@ -193,14 +195,8 @@ def _search(plan: Plan) -> Iterator[PlannedFile]:
 
 def _has_one_spec(plan: Plan) -> bool:
     """Whether every file of the table has the partition spec of the plan."""
-    lake, table = plan.lake, plan.table
-    key = (table.id, plan.shape.schema_version, "specs")
-    found: frozenset[int] | None = lake.shapes.get(key)
-    if found is None:
-        states = lake.registry.read_with(lambda reader: list_metadata(reader, table))
-        earlier = (state for state in states if state.schema_version <= plan.shape.schema_version)
-        found = lake.shapes.put(key, frozenset(int(state.partition_by.get("spec-id", 0)) for state in earlier))
-    return len(found) == 1
+    specs = plan.lake.specs_of(plan.table, plan.shape.schema_version)
+    return len({spec_id for _, spec_id in specs}) == 1
 
 
 def _all_files(plan: Plan) -> Iterator[PlannedFile]:
@@ -270,17 +266,18 @@ def _short_of(plan: Plan, field_id: int, most: int) -> list[int] | None:
     """
     lake, table_id = plan.lake, plan.table.id
     key = (table_id, field_id, "short")
-    seen: tuple[int, frozenset[int]] = lake.shapes.get(key) or (-1, frozenset())
-    looked, short = seen
+    seen: tuple[int, ...] = lake.facts.get(key) or (-1,)
+    looked, short = seen[0], frozenset(seen[1:])
     if plan.version > looked:
         having = versions_having(lake, plan.table, plan.shape.schema_version, field_id)
-        more = lake.registry.read_with(
+        registry, is_long = lake.registry, looked < 0 and plan.table.file_count > _MANY
+        more = (registry.read_through if is_long else registry.read_with)(
             lambda reader: files_short_of(reader, table_id, field_id, having, looked, plan.version, most + 1)
         )
         short = short.union(more)
         if len(short) > most:
             return None
-        lake.shapes.put(key, (plan.version, short))
+        lake.facts.put(key, (plan.version, *sorted(short)))
     if not short:
         return []
     return lake.registry.read_with(lambda reader: visible_among(reader, table_id, plan.version, sorted(short)))
@@ -289,13 +286,12 @@ def _short_of(plan: Plan, field_id: int, most: int) -> list[int] | None:
 def versions_having(lake: Lake, table: TableRecord, schema_version: int, field_id: int) -> tuple[int, ...]:
     """The schema versions, up to one, whose files have statistics of a column or, if negative, of a partition field."""
     key = (table.id, schema_version, field_id, "having")
-    found: tuple[int, ...] | None = lake.shapes.get(key)
+    found: tuple[int, ...] | None = lake.facts.get(key)
     if found is None:
-        states = lake.registry.read_with(lambda reader: list_metadata(reader, table))
-        numbers = [state.schema_version for state in states if state.schema_version <= schema_version]
+        numbers = [number for number, _ in lake.specs_of(table, schema_version)]
         if field_id > 0:
             numbers = [number for number in numbers if field_id in lake.shape_of(table, number).plain_fields]
-        found = lake.shapes.put(key, tuple(numbers))
+        found = lake.facts.put(key, tuple(numbers))
     return found
 
 

@@ -26,6 +26,7 @@ from lakebook.registry.relocation import (
     files_of_kind,
     note_rewritten,
     note_sizes,
+    note_summaries,
 )
 
 Progress = Callable[[str], None]
@@ -95,6 +96,7 @@ def _relocated_table(
     current, lists = _files_of(registry, table_id)
     metadata = relocation.read_metadata(current)
     made: dict[str, int] = {}
+    grown: dict[int, dict[str, int]] = {}
     for snapshot, listed in relocation.lists(current, lists):
         renamed = []
         for manifest in listed:
@@ -106,11 +108,14 @@ def _relocated_table(
         path = relocation.source.relative(snapshot.manifest_list)
         made[path] = relocation.manifest_list(snapshot, renamed)
         progress(path)
+        if more := relocation.grown(snapshot, listed, sizes):
+            grown[snapshot.snapshot_id] = more
     for path in registry.read_with(lambda reader: files_of_kind(reader, table_id, METADATA)):
-        made[path] = relocation.metadata(path)
+        made[path] = relocation.metadata(path, grown)
         progress(path)
     failpoints.reach("copy.table_relocated")
     registry.write(lambda transaction: note_sizes(transaction, made))
+    registry.write(lambda transaction: note_summaries(transaction, table_id, grown))
     return set(made)
 
 

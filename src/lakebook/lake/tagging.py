@@ -20,6 +20,7 @@ from lakebook.errors import (
     TagNotFound,
     VersionNotFound,
 )
+from lakebook.iceberg.publishing import SHOWN_BY
 from lakebook.iceberg.refs import OWN_PREFIX, Refs, TagRef, drop_tags, own_name, put_tag, refs_at
 from lakebook.lake.catalogs import CatalogParts
 from lakebook.lake.lake import Lake
@@ -33,8 +34,6 @@ from lakebook.registry.transactions import NoEffect, Reader
 
 _MAIN = "main"
 _LAST_MS = to_ms(datetime.max.replace(tzinfo=UTC))
-# A version of a rollback says here which snapshot shows it.
-_SHOWN_BY = "lakebook.snapshot"
 _LIST = "`lakebook tables snapshots` shows which there are"
 
 
@@ -267,7 +266,7 @@ def _of_version(lake: Lake, table: TableRecord, refs: Refs, snapshots: Sequence[
 
     def read(reader: Reader) -> str | None:
         found = list_versions(reader, table.id, version + 1, 1)
-        return found[0].summary.get(_SHOWN_BY) if found and found[0].version == version else None
+        return found[0].summary.get(SHOWN_BY) if found and found[0].version == version else None
 
     shown_by = lake.registry.read_with(read) if 0 <= version < MAX_BIGINT else None
     if shown_by is not None and shown_by.isdecimal() and int(shown_by) in refs.snapshots:

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from lakebook import failpoints
 from lakebook.clock import Enough, never
-from lakebook.errors import CommitOutcomeUnknown, InvalidPipeline, LakebookError, PipelineStopped, ReadFailed
+from lakebook.errors import (
+    CommitOutcomeUnknown,
+    InvalidPipeline,
+    LakebookError,
+    PipelineStopped,
+    ReadFailed,
+    SparkUnsuitable,
+)
 from lakebook.iceberg.schemas import schema_from
 from lakebook.iceberg.staging import spark_type
 from lakebook.lake.attempts import Attempt
@@ -53,7 +60,7 @@ from lakebook.registry.tables import GET_TABLE_BY_ID, TableRecord, current_table
 from lakebook.registry.transactions import Transaction
 from lakebook.spark import frames
 from lakebook.spark import pipelines as spark_pipelines
-from lakebook.spark.session import reason_of
+from lakebook.spark.session import reason_of, require_alive
 from lakebook.streams.metadata_store import MetadataStore
 
 if TYPE_CHECKING:
@@ -212,9 +219,11 @@ class Runner:
         except ClaimLost:
             LOG.info("another process has taken over %s", self._record.name)
             return False
-        except PipelineStopped:
+        except (PipelineStopped, SparkUnsuitable):
+            # That Spark cannot do it is a matter of this process: others may run the pipeline on theirs at once.
             raise
         except LakebookError as error:
+            require_alive(spark, error)
             self._note(turn, error)
             raise
         return True

@@ -10,9 +10,10 @@ A checkpoint is written once; the newest few are kept.
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import orjson
@@ -20,12 +21,14 @@ import pyarrow as pa
 import xxhash
 
 from lakebook import failpoints
-from lakebook.clock import to_datetime
-from lakebook.errors import InvalidCheckpoint, LakebookError, ObjectNotFound
+from lakebook.clock import to_datetime, to_ms
+from lakebook.errors import InvalidCheckpoint, LakebookError, ObjectNotFound, RegistryBusy
 from lakebook.lake.lake import Lake
 from lakebook.registry.checkpoints import changes_of, checkpoint_rows, identity_of
 from lakebook.registry.migrate import HEAD
+from lakebook.registry.registry import Registry
 from lakebook.registry.transactions import Reader, new_id
+from lakebook.storage.answers import NO_ANSWER
 from lakebook.storage.objects import ObjectStore
 
 #: Where they lie.
@@ -33,7 +36,10 @@ CHECKPOINTS = "checkpoints"
 _END = ".lbc"
 _FORMAT = 1
 _CODEC = "zstd"
+# Of two janitors one gives way; a third is rare.
+_TRIES = 5
 _TIME = "%Y%m%dT%H%M%S"
+_NAME = re.compile(r"([0-8][0-9]{7}T[0-9]{6})\.([0-9]{3})Z-[0-9a-f]+\.lbc", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -73,9 +79,18 @@ class Checkpoint:
 
 def write_checkpoint(lake: Lake) -> Written:
     """Write a checkpoint of the book as it is now."""
-    now = lake.clock.now_ms()
-    data, rows = lake.registry.in_snapshot(lambda reader: _encoded(reader, now))
-    at = to_datetime(now)
+    for _ in range(_TRIES):
+        before = list_checkpoints(lake.store)
+        now = lake.clock.now_ms()
+        data, rows = lake.registry.in_snapshot(lambda reader: _encoded(reader, lake.registry, now))  # noqa: B023 - at once
+        # One that another janitor has written meanwhile may be of a newer state, and must not become the older one.
+        if set(list_checkpoints(lake.store)) <= set(before):
+            break
+    else:
+        raise RegistryBusy("others write checkpoints all the time", on=CHECKPOINTS, remedy="Try again later")
+    # Their names never run backwards, whatever the clocks of hosts do: else each one that is written after one of a
+    # host whose clock was ahead would count as older.
+    at = to_datetime(max([now, *(time + 1 for time in map(_time_in, before) if time is not None)]))
     path = f"{CHECKPOINTS}/{at:{_TIME}}.{at.microsecond // 1000:03d}Z-{new_id()}{_END}"
     lake.store.put_new(path, data)
     failpoints.reach("checkpoint.written")
@@ -87,17 +102,39 @@ def state_of(lake: Lake) -> tuple[int, ...]:
     return lake.registry.read_with(changes_of)
 
 
-def forget_checkpoints(store: ObjectStore, kept: int) -> int:
-    """Delete all but the newest checkpoints; how many. What cannot be deleted now, the next call deletes."""
-    gone = list_checkpoints(store)[kept:]
+def forget_checkpoints(store: ObjectStore, kept: int, written: str) -> int:
+    """Delete all but the newest checkpoints; how many. What cannot be deleted now, the next call deletes.
+
+    The one that was just `written` stays, whatever else lies there.
+    """
+    gone = [path for path in list_checkpoints(store) if path != written][kept - 1 :]
     failures = store.delete(gone)
     return len(gone) - len(failures)
 
 
 def list_checkpoints(store: ObjectStore) -> list[str]:
-    """The paths of all checkpoints, the newest first."""
+    """The paths of all checkpoints, the newest first.
+
+    By their names, which a copy of the warehouse keeps: the dates of a store would be those of the copy.
+    """
     found = (item.path for item in store.list(CHECKPOINTS))
-    return sorted((path for path in found if path.endswith(_END)), reverse=True)
+    return sorted((path for path in found if _time_in(path) is not None), reverse=True)
+
+
+def is_checkpoint(path: str) -> bool:
+    """Whether an object is called as a checkpoint is."""
+    return path.startswith(f"{CHECKPOINTS}/") and _time_in(path) is not None
+
+
+def _time_in(path: str) -> int | None:
+    """The time that the name of a checkpoint tells; none if it is not the name of one."""
+    name = _NAME.fullmatch(path.removeprefix(f"{CHECKPOINTS}/"))
+    if name is None:
+        return None
+    try:
+        return to_ms(datetime.strptime(name[1], _TIME).replace(tzinfo=UTC)) + int(name[2])
+    except ValueError:
+        return None  # There is no such day.
 
 
 def newest_checkpoint(store: ObjectStore, refused: Callable[[str, str], None]) -> Checkpoint | None:
@@ -107,6 +144,8 @@ def newest_checkpoint(store: ObjectStore, refused: Callable[[str, str], None]) -
             return read_checkpoint(store, path)
         except ObjectNotFound:
             continue  # A janitor of the former life has removed it meanwhile.
+        except NO_ANSWER:
+            raise  # It may be whole, and an older one knows less.
         except LakebookError as error:
             refused(path, error.what)
     return None
@@ -141,8 +180,10 @@ class _Lines:
         return data
 
 
-def _encoded(reader: Reader, now: int) -> tuple[bytes, int]:
+def _encoded(reader: Reader, registry: Registry, now: int) -> tuple[bytes, int]:
     identity = identity_of(reader)
+    if registry.epoch and identity.epoch != registry.epoch:
+        raise registry.epoch_changed()  # The state of a former life is nothing to come back to.
     lines = _Lines()
     head = {"lakebook": "checkpoint", "format": _FORMAT, "revision": HEAD, "at": now}
     lines.add([{**head, "book_id": identity.book_id, "epoch": identity.epoch, "created_at": identity.created_at}])

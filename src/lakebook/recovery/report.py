@@ -62,6 +62,18 @@ class RebuiltTopic:
     records: int
 
 
+@dataclass(frozen=True)
+class MarkedView:
+    """A view whose sources did not come back as they were at the checkpoint."""
+
+    name: str
+    #: Ranges that are stale for that, and ranges that are frozen for it.
+    stale: int
+    frozen: int
+    #: What is to be said of its sources.
+    why: tuple[str, ...]
+
+
 @dataclass
 class RebuildReport:
     """Everything that there is to say of a rebuild."""
@@ -81,6 +93,8 @@ class RebuildReport:
     groups: int = 0
     pipelines: int = 0
     views: int = 0
+    #: Views that are not as fresh as they were.
+    marked_views: list[MarkedView] = field(default_factory=list)
     #: What was taken on its own word: newer than the checkpoint, and nothing contradicts it.
     unproven: list[str] = field(default_factory=list)
     #: What could not be known.

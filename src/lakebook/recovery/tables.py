@@ -7,7 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lakebook.clock import to_ms
+from lakebook.iceberg.numbering import KnownVersions
+from lakebook.iceberg.publishing import SHOWN_BY
 from lakebook.iceberg.recovering import RecoveredFile, RecoveredTable, RecoveredVersion, Shape
+from lakebook.names import decimal_in
+from lakebook.registry.schema import MAX_BIGINT
 from lakebook.registry.tables import empty_table
 from lakebook.storage.answers import ObjectInfo
 
@@ -32,10 +36,18 @@ class Known:
     #: Files that its published metadata does not list, or that it lists though they were ended.
     files: list[Row] = field(default_factory=list)
 
-    @property
-    def commits(self) -> dict[str, int]:
-        """Its versions by the ids of their commits."""
-        return {row["commit_id"]: version for version, row in self.versions.items()}
+    def said(self, first: str) -> KnownVersions:
+        """Its versions, for who reads its metadata from some file on."""
+        pointer = self.pointer
+        return KnownVersions(
+            self.table["version"],
+            pointer["version"] if pointer is not None and pointer["metadata_location"] == first else None,
+            self.snapshots,
+            {row["commit_id"]: version for version, row in self.versions.items()},
+            {version: _shown_by(row) for version, row in self.versions.items() if SHOWN_BY in (row["summary"] or {})},
+            frozenset(_shape_ids(row)[0] for row in self.metadata),
+            _shape_ids(self.metadata[-1]) if self.metadata else None,
+        )
 
 
 @dataclass
@@ -54,13 +66,25 @@ class Rebuilt:
     pointer: Row | None
     gaps: list[tuple[int, int]] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
+    #: Its version at the checkpoint.
+    known_version: int = 0
     #: Whether it is newer than the checkpoint.
     is_newer: bool = False
+    #: Whether it goes on from a state before the checkpoint: what came after that is lost.
+    went_back: bool = False
 
     @property
     def live(self) -> list[Row]:
         """The files of its newest version."""
         return [row for row in self.files if row["to_version"] is None]
+
+    @property
+    def changed(self) -> list[Row] | None:
+        """Files that have come or gone since the checkpoint; none if not all of them are known."""
+        known = self.known_version
+        if known not in self.versions:
+            return None
+        return [row for row in self.files if row["from_version"] > known or (row["to_version"] or 0) > known]
 
 
 def rebuild_table(
@@ -143,6 +167,8 @@ class _Work:
         self._result = result
         # The versions whose files are known.
         self._readable: set[int] = set()
+        # Of versions of which many files ask.
+        self._schema_versions: dict[int, int] = {}
 
     def run(self) -> None:
         known, result = self._known, self._result
@@ -158,13 +184,14 @@ class _Work:
                 " files cannot be read"
             )
             version = newest + 1
+            result.went_back = True
             result.versions[version] = self._plain_version(version)
             self._readable.add(version)
             assert result.pointer is not None
             result.pointer["version"] = version
         else:
             version = covered
-        result.is_newer = covered > newest
+        result.is_newer, result.known_version = covered > newest, newest
         result.table["version"] = version
         self._settle_versions(version)
         self._settle_files()
@@ -181,11 +208,13 @@ class _Work:
         former = known.pointer
         is_same = former is not None and former["metadata_location"] == recovered.metadata_path
         covered = recovered.version
+        for version in recovered.versions:
+            self._readable.add(version.version)
         if former is not None and recovered.metadata_number >= former["metadata_number"]:
             # Changes of the schema alone add no snapshot.
             covered = max(covered, former["version"])
         if not is_same and (known.versions or former is not None):
-            covered = self._take_shapes(covered)
+            self._take_shapes()
         properties_at = result.metadata[-1]["updated_at"]
         result.pointer = {
             "table_id": known.table["id"],
@@ -199,7 +228,6 @@ class _Work:
             "published_at": recovered.updated_ms,
         }
         for version in recovered.versions:
-            self._readable.add(version.version)
             result.versions[version.version] = self._published_version(version)
         for number in recovered.between & known.versions.keys():
             self._readable.add(number)
@@ -210,48 +238,51 @@ class _Work:
         result.table["last_field_id"] = max(known.table["last_field_id"], recovered.last_field_id)
         return covered
 
-    def _take_shapes(self, covered: int) -> int:
-        """Schemas, specs, orders and properties that are newer than the checkpoint; the version they lead to."""
+    def _take_shapes(self) -> None:
+        """Schemas, specs, orders and properties that are newer than the checkpoint."""
         known, recovered, result = self._known, self._recovered, self._result
         assert recovered is not None
-        present = {_shape_ids(row) for row in result.metadata}
-        schemas = {ids[0] for ids in present}
-        shapes = [
-            Shape(schema, recovered.current.spec, recovered.current.order)
-            for ident, schema in sorted(recovered.schemas.items())
-            if ident not in schemas and ident != recovered.current.ids[0]
-        ]
-        if recovered.current.ids != _shape_ids(result.metadata[-1]):
-            shapes.append(recovered.current)
-        for shape in shapes:
+        for version, shape, at in recovered.shapes:
+            if version <= known.table["version"]:
+                continue
             number = result.metadata[-1]["schema_version"] + 1
-            uses = [item.version for item in recovered.versions if item.schema_id == shape.ids[0]]
-            begun = min((version for version in uses if version > known.table["version"]), default=None)
-            if begun is None:
-                covered += 1
-                begun = covered
-                result.versions[begun] = {**self._plain_version(begun), "schema_version": number}
-                self._readable.add(begun)
-            row = _metadata_row(known.table, recovered, shape, number, begun, recovered.updated_ms)
+            row = _metadata_row(known.table, recovered, shape, number, version, recovered.updated_ms)
             kept = ("storage_engine", "engine_config", "format", "compression")
             result.metadata.append({**row, **{name: result.metadata[-1][name] for name in kept}})
+            if version not in self._readable:
+                result.versions[version] = {
+                    **self._plain_version(version),
+                    "schema_version": number,
+                    "committed_at": at,
+                }
+                if version - 1 in self._readable:
+                    self._readable.add(version)
         newest = result.metadata[-1]
         newest["properties"] = {
             **{key: value for key, value in newest["properties"].items() if key in _NOT_TOLD},
             **recovered.properties,
         }
         result.table["schema_version"] = newest["schema_version"]
-        return covered
 
     def _published_version(self, version: RecoveredVersion) -> Row:
         row = self._known.versions.get(version.version)
         if row is not None:
             return dict(row)
+        if version.is_jump:
+            # What its snapshot says is what was changed when that was made.
+            shown = "none" if version.snapshot_id is None else str(version.snapshot_id)
+            return {
+                **self._plain_version(version.version),
+                "operation": "delete" if version.snapshot_id is None else "overwrite",
+                "schema_version": self._schema_version(version.version),
+                "summary": {SHOWN_BY: shown},
+                "committed_at": version.timestamp_ms,
+            }
         summary = version.summary
 
         def number(name: str) -> int:
-            said = summary.get(name, "0")
-            return int(said) if said.isdigit() else 0
+            # Whoever made the snapshot has written it: it may be anything.
+            return decimal_in(summary.get(name)) or 0
 
         return {
             **self._plain_version(version.version),
@@ -282,6 +313,12 @@ class _Work:
 
     def _schema_version(self, version: int) -> int:
         """The state of the schema that a version has."""
+        found = self._schema_versions.get(version)
+        if found is None:
+            found = self._schema_versions[version] = self._found_schema_version(version)
+        return found
+
+    def _found_schema_version(self, version: int) -> int:
         row = self._known.versions.get(version)
         if row is not None:
             return int(row["schema_version"])
@@ -292,6 +329,10 @@ class _Work:
             if item.version >= version:
                 wanted = item.schema_id
                 break
+        if wanted is None:
+            # The schema that the table had then, whatever shows its rows.
+            early = [row for row in states if row["from_version"] <= version]
+            return int((early or states)[-1]["schema_version"])
         fitting = [row for row in states if row["schema"].get("schema-id", 0) == wanted]
         early = [row for row in fitting if row["from_version"] <= version]
         return int((early or fitting or states)[-1]["schema_version"])
@@ -366,7 +407,12 @@ class _Work:
             result.versions.setdefault(version, dict(known.versions.get(version) or self._plain_version(version)))
         result.versions = {version: result.versions[version] for version in readable}
         if newest not in result.versions:
-            result.versions[newest] = self._plain_version(newest)
+            result.versions[newest] = dict(known.versions.get(newest) or self._plain_version(newest))
+        following = self._now + 1
+        for version in sorted(result.versions, reverse=True):
+            # Times never run backwards; of some it is only known until when.
+            row = result.versions[version]
+            row["committed_at"] = following = min(row["committed_at"], following - 1)
         expected = result.min_readable
         for version in sorted(result.versions):
             if version > expected:
@@ -402,6 +448,10 @@ class _Work:
             "last_file_id": max([self._known.table["last_file_id"], *(row["id"] for row in result.files)]),
             "hold_until": 0,
         }
+
+
+def _shown_by(row: Row) -> int | None:
+    return decimal_in(str(row["summary"][SHOWN_BY]), MAX_BIGINT)
 
 
 def _shape_ids(row: Row) -> tuple[int, int, int]:

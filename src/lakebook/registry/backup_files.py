@@ -71,6 +71,8 @@ class Header:
     database: str
     #: Of tables that count their ids: the last that was given.
     positions: dict[str, int] = field(default_factory=dict)
+    #: When it was taken by the clock of the store; none where that could not be asked.
+    store_at: int | None = None
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,7 @@ class BackupWriter:
             if count % 10_000 == 0:
                 progress(count)
         self.rows[name] = count
+        failpoints.reach("backup.table_written")
 
     def end(self) -> Summary:
         """Write the last line."""
@@ -159,7 +162,7 @@ def new_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         if final.exists():
             raise FileExistsError(17, "there is a file already")
         descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise _not_writable(final, error) from None
     with open(descriptor, "wb") as file:
         try:
@@ -182,10 +185,15 @@ def new_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
                 os.unlink(partial)
 
 
-def _not_writable(path: Path, error: OSError) -> BackupNotWritable:
+def _not_writable(path: Path, error: OSError | ValueError) -> BackupNotWritable:
     return BackupNotWritable(
-        f"it cannot be written ({error.strerror})", on=str(path), remedy="Name a new file in a folder with enough room"
+        f"it cannot be written ({_reason(error)})", on=str(path), remedy="Name a new file in a folder with enough room"
     )
+
+
+def _reason(error: OSError | ValueError) -> str:
+    # A name that no file can have, such as one with a NUL in it, does not come as far as the system.
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def _sync_folder(folder: Path) -> None:
@@ -226,8 +234,8 @@ class BackupReader:
         self._rows = {}
         try:
             file = self._opener()
-        except OSError as error:
-            raise self._invalid(f"it cannot be read ({error.strerror})") from None
+        except (OSError, ValueError) as error:
+            raise self._invalid(f"it cannot be read ({_reason(error)})") from None
         with file, gzip.GzipFile(fileobj=file, mode="rb") as packed:
             lines = self._lines(packed)
             header = self._header(next(lines, b""))
@@ -240,7 +248,7 @@ class BackupReader:
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise self._invalid(f"it is cut short or damaged ({error})") from None
         except OSError as error:
-            raise self._invalid(f"it cannot be read ({error.strerror or error})") from None
+            raise self._invalid(f"it cannot be read ({_reason(error)})") from None
 
     def _header(self, line: bytes) -> Header:
         said = self._parsed(line)

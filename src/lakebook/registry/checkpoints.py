@@ -6,7 +6,8 @@ file by file, only what no published metadata lists. Footers and statistics are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -20,6 +21,8 @@ from lakebook.registry.transactions import Reader
 
 #: Versions of each table whose rows are kept, the newest; of older ones a rebuild knows what was published.
 MOST_VERSIONS = 1000
+#: Times that a part of a source has lost and that are told one by one, the newest; older ones count as one time.
+MOST_LOSSES = 1000
 _PAGE = 5000
 
 _t = schema.tables.c
@@ -55,8 +58,17 @@ WHOLE = (
     schema.pauses,
     schema.known_gaps,
 )
-# The paths alone say which files counted; everything else they say themselves.
-_SEGMENT_COLUMNS = ("topic_id", "partition_id", "base_offset", "record_count", "s3_key")
+# The paths alone say which files counted; everything else they say themselves. Of one that is gone then, views need to
+# know the times.
+_SEGMENT_COLUMNS = (
+    "topic_id",
+    "partition_id",
+    "base_offset",
+    "record_count",
+    "s3_key",
+    "min_timestamp",
+    "max_timestamp",
+)
 # Of snapshots that this book published, the summary says which version they are.
 _SNAPSHOT_COLUMNS = ("table_id", "snapshot_id", "version", "pinned_version", "is_ours")
 
@@ -80,24 +92,24 @@ PENDING_TABLES = Statement(
     .where(_t.deleted_at.is_(None), sa.or_(_i.version.is_(None), _i.version < _t.version))
     .order_by(_t.id)
 )
-ADDED_SINCE = Statement(
-    sa.select(schema.table_files)
-    .where(_f.table_id == bind("of_table"), _f.from_version > bind("published"), _f.retired_at.is_(None))
-    .order_by(_f.from_version, _f.id),
-    "of_table",
-    "published",
-)
-ENDED_SINCE = Statement(
-    sa.select(schema.table_files)
-    .where(
-        _f.table_id == bind("of_table"),
-        _f.to_version > bind("published"),
-        _f.retired_at.is_(None),
-        _f.from_version <= bind("published"),
+
+
+def _since(number: sa.ColumnElement[int], *more: sa.ColumnElement[bool]) -> Statement:
+    """Files of a table whose `number` is above that of what is published, a page of them behind the last one's."""
+    clause = (
+        sa.select(schema.table_files)
+        .where(_f.table_id == bind("of_table"), number > bind("published"), _f.retired_at.is_(None), *more)
+        .where(sa.tuple_(number, _f.id) > sa.tuple_(bind("after_number"), bind("after_id")))
+        .order_by(number, _f.id)
+        .limit(bind("most", sa.Integer))
     )
-    .order_by(_f.to_version, _f.id),
-    "of_table",
-    "published",
+    return Statement(clause, "of_table", "published", "after_number", "after_id", "most")
+
+
+#: With the column by which each is paged.
+SINCE = (
+    (_since(_f.from_version), "from_version"),
+    (_since(_f.to_version, _f.from_version <= bind("published")), "to_version"),
 )
 
 
@@ -144,6 +156,8 @@ def checkpoint_rows(reader: Reader) -> Iterator[Rows]:
     foreign = sa.or_(sa.not_(_k.is_ours), _k.version.is_(None))
     yield _of(reader, schema.table_snapshots, _SNAPSHOT_COLUMNS, foreign)
     yield _of(reader, schema.segments, _SEGMENT_COLUMNS, by=("topic_id", "partition_id", "base_offset"))
+    losses = _of(reader, schema.source_losses, tuple(str(column.name) for column in schema.source_losses.columns))
+    yield Rows(losses.table, losses.columns, lambda: _few_losses(losses.pages()))
     names = tuple(str(column.name) for column in schema.table_files.columns)
     yield Rows("table_files", names, lambda: _unpublished(reader))
 
@@ -151,9 +165,38 @@ def checkpoint_rows(reader: Reader) -> Iterator[Rows]:
 def _unpublished(reader: Reader) -> Iterator[list[Sequence[Any]]]:
     """Files that published metadata does not list, or that it still lists though they were ended."""
     for table_id, published in reader.all(PENDING_TABLES):
-        for statement in (ADDED_SINCE, ENDED_SINCE):
-            rows = reader.all(statement, table_id, published)
-            yield [list(row_of(schema.table_files, row).values()) for row in rows]
+        for statement, number in SINCE:
+            after = (-1, 0)
+            while True:
+                found = [
+                    row_of(schema.table_files, row) for row in reader.all(statement, table_id, published, *after, _PAGE)
+                ]
+                yield [list(row.values()) for row in found]
+                if len(found) < _PAGE:
+                    break
+                after = (found[-1][number], found[-1]["id"])
+
+
+def _few_losses(pages: Iterable[list[Sequence[Any]]]) -> Iterator[list[Sequence[Any]]]:
+    """Times that sources have lost, which come in the order of their key: of each part of a source only so many."""
+    newest: deque[Sequence[Any]] = deque()
+    older: Sequence[Any] | None = None
+
+    def told() -> list[Sequence[Any]]:
+        return [*([] if older is None else [older]), *newest]
+
+    for page in pages:
+        for row in page:
+            *part, _, _ = row
+            if newest and list(newest[0][:-2]) != part:
+                yield told()
+                newest.clear()
+                older = None
+            newest.append(row)
+            if len(newest) == MOST_LOSSES:
+                *_, begin, end = newest.popleft()
+                older = [*part, begin if older is None else older[-2], end]
+    yield told()
 
 
 def _of(

@@ -24,10 +24,12 @@ from lakebook.registry.views import ViewRecord, current_view, lock_sources, lock
 _c = schema.view_claims.c
 _one = (_c.view_id == bind("of_view"), _c.instance == bind("instance"))
 
-OVERLAPPING = Statement(
-    sa.select(_c.begin_time, _c.end_time, _c.token, _c.holder, _c.expires_at).where(
-        *_one, _c.begin_time < bind("end"), _c.end_time > bind("begin")
-    ),
+# Waits for renewals under way, and then sees them: else who takes a range over would end a claim that was just renewed.
+LOCK_OVERLAPPING = Statement(
+    sa.select(_c.begin_time, _c.end_time, _c.token, _c.holder, _c.expires_at)
+    .where(*_one, _c.begin_time < bind("end"), _c.end_time > bind("begin"))
+    .order_by(_c.begin_time)
+    .with_for_update(),
     "of_view",
     "instance",
     "begin",
@@ -113,8 +115,9 @@ def take_claim(
     present = locked_view(transaction, view)
     if present.sources != known.sources:
         raise TryAgain(Failure.BUSY)  # It was altered while the locks were waited for.
+    rivals = transaction.all(LOCK_OVERLAPPING, view.id, instance, begin, end)
     now = transaction.clock.now_ms()
-    for found_begin, found_end, token, holder, until in transaction.all(OVERLAPPING, view.id, instance, begin, end):
+    for found_begin, found_end, token, holder, until in rivals:
         if until > now:
             raise RangeClaimed(
                 f"{shown_range(found_begin, found_end)} is being built by {holder}",

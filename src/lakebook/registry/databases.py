@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import enum
 import importlib
+import logging
 import os
+import platform
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 import psycopg
 import sqlalchemy as sa
@@ -32,11 +35,17 @@ from lakebook.errors import (
 )
 from lakebook.registry.statements import POSTGRESQL, SQLITE
 
+LOG = logging.getLogger("lakebook")
+
 # The first SQLite library without the defect that can corrupt a WAL database when
 # several connections write and checkpoint at once.
 SAFE_WAL_VERSION = (3, 51, 3)
 
+_SEVERAL_SERVERS = "Name several servers in one list: postgresql://one:5432,two:5432/books, or ?host=/one,/two"
 _OLD_LIBRARY_REMEDY = "Install pysqlite3 (SQLite 3.53), or another SQLite of at least 3.51.3"
+
+# Of a larger file the rest is copied page by page. It takes addresses, and memory only for what is looked at.
+_MAP = "PRAGMA mmap_size = 17179869184"
 
 _WAL_ATTEMPTS = 500
 _WAL_PAUSE = 0.01
@@ -123,6 +132,8 @@ class Database(ABC):
     begin_migration: str
     #: Begins a transaction whose statements are bounded, where those outside of one are not; empty: they are.
     begin_bounded: str = ""
+    #: Whether a statement outside of a transaction has to bring its limits along: the session has none.
+    brings_limits: bool = False
     #: Whether a server that does not answer may be one that restarts, or that another is about to replace.
     comes_back: bool = False
 
@@ -133,6 +144,19 @@ class Database(ABC):
     @abstractmethod
     def connect(self) -> Any:
         """Open a driver connection that begins no transaction by itself."""
+
+    @abstractmethod
+    def place(self) -> str:
+        """Which registry it is, of all there are, without who reaches it and with which password."""
+
+    def run_alone(self, connection: Any, sql: str, *values: Any, **options: Any) -> Any:
+        """Run a statement outside of a transaction, within the limits of those that read."""
+        return connection.execute(sql, *values, **options)
+
+    @contextmanager
+    def reading_through(self, connection: Any) -> Iterator[None]:  # noqa: ARG002 - for those to whom it matters
+        """While a large part of the registry is read: what was read is not to stay in this process."""
+        yield
 
     @abstractmethod
     def classify(self, error: Exception) -> Failure:
@@ -157,6 +181,10 @@ class Database(ABC):
     @abstractmethod
     def begin(self, connection: Any) -> str | None:
         """Begin a write transaction, and say which epoch the book is in."""
+
+    @abstractmethod
+    def make_folder(self) -> None:
+        """Make the folder in which it is to be, if it is in one; before that nobody can hold the migration lock."""
 
     @abstractmethod
     def create(self) -> None:
@@ -292,6 +320,10 @@ class SQLite(Database):
             raise
         return connection
 
+    def place(self) -> str:
+        # Two machines may have a file of that name each, and one bucket between them.
+        return self.shown if self.path is None else f"{_machine()} {SQLITE_SCHEME}{self.path.resolve()}"
+
     def _set_up(self, connection: Any) -> None:
         # Asked before anything else: merely using a WAL file with an old library is the danger.
         unsafe = not self.in_memory and self.version < SAFE_WAL_VERSION
@@ -305,7 +337,14 @@ class SQLite(Database):
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute("PRAGMA cache_size = -32768")
         # A look-up in a large book reads pages that are in memory anyway; this saves their copies.
-        connection.execute("PRAGMA mmap_size = 1073741824")
+        connection.execute(_MAP)
+
+    @contextmanager
+    def reading_through(self, connection: Any) -> Iterator[None]:
+        # Every page of a mapped file that was looked at counts as the process's own; else it goes through the cache.
+        connection.execute("PRAGMA mmap_size = 0").fetchone()
+        yield
+        connection.execute(_MAP).fetchone()
 
     def begin(self, connection: Any) -> str | None:
         connection.execute(self.begin_write)
@@ -317,6 +356,16 @@ class SQLite(Database):
         if code is None:
             return Failure.OTHER
         return _SQLITE_FAILURES.get(code & 0xFF, Failure.OTHER)
+
+    def make_folder(self) -> None:
+        if self.path is None:
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RegistryNotWritable(
+                f"its folder cannot be made ({error.strerror})", on=self.shown, remedy="Check the folder and the rights"
+            ) from None
 
     def create(self) -> None:
         """Choose what stays with the file: free pages that can be given back, and WAL.
@@ -386,7 +435,46 @@ _CONNECTION: dict[str, Any] = {
 }
 
 
+# What a book may ask of a server: one that takes writes, or none of this.
+_WRITABLE = ("read-write", "primary", "any")
+
+
+def _address_values(address: str) -> dict[str, Any]:
+    """What an address says, by libpq's names; refused if it does not mean what it seems to."""
+    shown = redact(address)
+    try:
+        given: dict[str, Any] = conninfo_to_dict(address)
+    except psycopg.ProgrammingError:
+        # The driver's own text repeats the address, password included.
+        raise InvalidSetting("it is not a PostgreSQL address", on=shown) from None
+    _check_quoted(given, address)
+    names = [name for name, _ in parse_qsl(address.partition("?")[2], keep_blank_values=True)]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InvalidSetting(
+            f"it names `{twice[0]}` more than once, and only the last would count", on=shown, remedy=_SEVERAL_SERVERS
+        )
+    hosts, addresses, ports = (str(given.get(name) or "").split(",") for name in ("host", "hostaddr", "port"))
+    servers = max(len(hosts), len(addresses))
+    if len(ports) not in (1, servers) or (given.get("host") and given.get("hostaddr") and len(hosts) != len(addresses)):
+        raise InvalidSetting("its servers and ports are not as many", on=shown, remedy=_SEVERAL_SERVERS)
+    if servers > 1:
+        # Of several servers the one that takes writes: after a fail-over, the new one.
+        given.setdefault("target_session_attrs", _WRITABLE[0])
+    if given.get("target_session_attrs", _WRITABLE[0]) not in _WRITABLE:
+        raise InvalidSetting(
+            "it asks for a server that takes no writes, with `target_session_attrs`",
+            on=shown,
+            remedy=f"Leave it out, or use one of {', '.join(_WRITABLE)}",
+        )
+    return given
+
+
 _LONGEST_TIMEOUT = 2**31 - 1
+
+_SET_LIMITS = (
+    "SELECT set_config('lock_timeout', %(lock)s, %(local)s), set_config('statement_timeout', %(read)s, %(local)s)"
+)
 
 # While another connection does the work, this one rests.
 _AT_REST = "SET LOCAL idle_in_transaction_session_timeout = 0;"
@@ -408,7 +496,7 @@ class PostgreSQL(Database):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         #: Whether a pooler gives every transaction whichever session is free: then nothing is left in one.
-        self.pooled = settings.pooler == "transaction"
+        self.pooled = self.brings_limits = settings.pooler == "transaction"
         lock = f"SET LOCAL lock_timeout = {_ms(settings.lock_timeout)};"
         reads = f"SET LOCAL statement_timeout = {_ms(settings.read_timeout)};"
         writes = f"SET LOCAL statement_timeout = {_ms(settings.write_timeout)};"
@@ -421,7 +509,10 @@ class PostgreSQL(Database):
             f"{begin} {silence} {writes} {lock if self.pooled else ''}"  # noqa: S608 - numbers and constants
             f" SELECT pg_advisory_xact_lock_shared({_EPOCH_LOCK}); SELECT epoch FROM book WHERE id = 1"
         )
-        self.begin_snapshot = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY" + (f"; {reads}" if self.pooled else "")
+        self.begin_snapshot = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY" + (
+            f"; {reads} {lock}" if self.pooled else ""
+        )
+        self._limits = {"lock": _ms(settings.lock_timeout), "read": _ms(settings.read_timeout), "local": self.pooled}
         self.begin_bounded = f"{begin} {silence} {writes} {lock}" if self.pooled else ""
         # Whatever the role's own limits are: a migration takes as long as it takes.
         self.begin_migration = f"BEGIN; SET LOCAL statement_timeout = 0; {_AT_REST} {lock}"
@@ -431,14 +522,41 @@ class PostgreSQL(Database):
         if self.pooled:
             return connection
         try:
-            connection.execute(
-                "SELECT set_config('lock_timeout', %s, false), set_config('statement_timeout', %s, false)",
-                (_ms(self.settings.lock_timeout), _ms(self.settings.read_timeout)),
-            )
+            connection.execute(_SET_LIMITS, self._limits)
         except BaseException:
             connection.close()
             raise
         return connection
+
+    def place(self) -> str:
+        try:
+            connection = self.connect()
+            try:
+                # One database may have several of them, each in its schema, which the address need not say.
+                schema = self.run_alone(connection, "SELECT current_database(), current_schema()").fetchone()
+                server = self._server_of(connection)
+            finally:
+                connection.close()
+        except psycopg.Error as error:
+            raise self.unreachable(error) from error
+        return f"{POSTGRESQL} {server} dbname={schema[0]} schema={schema[1]}"
+
+    def _server_of(self, connection: Any) -> str:
+        """Which server it is, however it is reached: itself, or a standby that has taken its place."""
+        try:
+            (number,) = self.run_alone(connection, "SELECT system_identifier FROM pg_control_system()").fetchone()
+        except psycopg.errors.InsufficientPrivilege:
+            return f"host={connection.info.host} port={connection.info.port}"
+        return f"system={number}"
+
+    def run_alone(self, connection: Any, sql: str, *values: Any, **options: Any) -> Any:
+        if not self.pooled:
+            return connection.execute(sql, *values, **options)
+        # Both are sent before either is answered, and what is sent together is one transaction: the limits
+        # cost no way to the server of their own, and end with it.
+        with connection.pipeline():
+            connection.execute(_SET_LIMITS, self._limits)
+            return connection.execute(sql, *values, **options)
 
     @property
     def can_listen(self) -> bool:
@@ -450,14 +568,8 @@ class PostgreSQL(Database):
         return self._connect(self.settings.listen_registry or self.settings.registry, None)
 
     def _connect(self, address: str, prepare_after: int | None) -> Any:
-        try:
-            given = conninfo_to_dict(address)
-            # Of several servers the one that takes writes: after a fail-over, the new one.
-            several = {"target_session_attrs": "read-write"} if "," in str(given.get("host") or "") else {}
-            return psycopg.connect(**_CONNECTION | several | given, autocommit=True, prepare_threshold=prepare_after)
-        except psycopg.ProgrammingError:
-            # The driver's own text repeats the address, password included.
-            raise InvalidSetting("it is not a PostgreSQL address", on=redact(address)) from None
+        given = _CONNECTION | _address_values(address)
+        return psycopg.connect(**given, autocommit=True, prepare_threshold=prepare_after)
 
     def begin(self, connection: Any) -> str | None:
         # Never prepared: several statements in one text cannot be.
@@ -475,6 +587,9 @@ class PostgreSQL(Database):
             return Failure.LOST if isinstance(error, psycopg.OperationalError) else Failure.OTHER
         return _POSTGRESQL_FAILURES.get(state) or _POSTGRESQL_CLASSES.get(state[:2], Failure.OTHER)
 
+    def make_folder(self) -> None:
+        """It is in none."""
+
     def create(self) -> None:
         """A database is made by whoever runs the server."""
 
@@ -484,12 +599,29 @@ class PostgreSQL(Database):
             connection = self.connect()
         except psycopg.Error as error:
             raise self.unreachable(error) from error
-        with connection:
-            # The transaction's own, not the session's: behind a pooler the session is somebody else's next.
-            connection.execute(f"BEGIN; SET LOCAL lock_timeout = 0; SET LOCAL statement_timeout = 0; {_AT_REST}")
-            connection.execute("SELECT pg_advisory_xact_lock(%s)", (_MIGRATION_LOCK,))
-            yield
+        with closing(connection):
+            try:
+                # The transaction's own, not the session's: behind a pooler the session is somebody else's next.
+                connection.execute(f"BEGIN; SET LOCAL lock_timeout = 0; SET LOCAL statement_timeout = 0; {_AT_REST}")
+                connection.execute("SELECT pg_advisory_xact_lock(%s)", (_MIGRATION_LOCK,))
+            except psycopg.Error as error:
+                raise self.unreachable(error) from error
+            try:
+                yield
+            finally:
+                self._let_go(connection)
+
+    def _let_go(self, connection: Any) -> None:
+        """End the transaction that holds the migration lock."""
+        try:
             connection.execute("COMMIT")
+        except psycopg.Error as error:
+            # Nothing of what was done stands in this transaction: the rest is committed, or has said why not.
+            LOG.warning(
+                "%s: the session that kept others from making the same registry was lost (%s)",
+                self.shown,
+                _reason(error, self.settings.registry),
+            )
 
     def changes(self) -> ChangeProbe | None:
         return None
@@ -510,11 +642,30 @@ class PostgreSQL(Database):
         }
 
 
+def _machine() -> str:
+    """Which machine this is, of all that may share a bucket."""
+    try:
+        return Path("/etc/machine-id").read_text(encoding="ascii").strip() or platform.node()
+    except (OSError, ValueError):
+        return platform.node()
+
+
 def database_for(settings: Settings) -> Database:
     """The database that the settings name."""
     if settings.registry.startswith(("postgresql://", "postgres://")):
         return PostgreSQL(settings)
     return SQLite(settings)
+
+
+def _check_quoted(given: Mapping[str, Any], address: str) -> None:
+    """Refuse an address whose password ends elsewhere than its owner thinks: the rest would be told as a host."""
+    ports = str(given.get("port") or "").split(",")
+    if "@" in str(given.get("host") or "") or not all(port.isdecimal() for port in ports if port):
+        raise InvalidSetting(
+            "it is not a PostgreSQL address",
+            on=redact(address),
+            remedy="In a password, write %40 for @, %2F for / and %3A for :",
+        )
 
 
 def _reason(error: Exception, url: str) -> str:

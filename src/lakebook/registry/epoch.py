@@ -32,6 +32,14 @@ ABORT_FORMER_COMMITS = Statement(
 DELETE_EVENTS = Statement(sa.delete(schema.events))
 DELETE_CURSORS = Statement(sa.delete(schema.cursors))
 DELETE_DELIVERIES = Statement(sa.delete(schema.deliveries))
+# Whoever has one is refused from here on, and nobody has to wait until it runs out.
+END_VIEW_CLAIMS = Statement(sa.delete(schema.view_claims))
+END_COMPACTION_CLAIMS = Statement(sa.delete(schema.compaction_claims))
+END_TURNS = Statement(
+    sa.update(schema.pipelines)
+    .where(schema.pipelines.c.holder.is_not(None))
+    .values(holder=sa.null(), held_until=sa.null())
+)
 
 
 @dataclass(frozen=True)
@@ -53,6 +61,13 @@ def read_identity(registry: Registry) -> BookIdentity | None:
     return BookIdentity(row[0], row[1], row[2], to_datetime(row[3]), to_datetime(row[4]))
 
 
+def check_epoch(registry: Registry) -> None:
+    """Raise `EpochChanged` if the book has begun a new life since it was opened; every write does so by itself."""
+    found = read_identity(registry)
+    if found is None or found.epoch != registry.epoch:
+        raise registry.epoch_changed()
+
+
 def recorded_warehouse(database: Database) -> str | None:
     """Where an existing book has its bytes, read before it is opened."""
     if revision_of(database) is None:
@@ -60,7 +75,7 @@ def recorded_warehouse(database: Database) -> str | None:
     try:
         connection = database.connect()
         try:
-            row = connection.execute(SELECT_BOOK.on(database.kind).sql).fetchone()
+            row = database.run_alone(connection, SELECT_BOOK.on(database.kind).sql).fetchone()
         finally:
             connection.close()
     except database.errors as error:
@@ -74,7 +89,7 @@ def create_identity(registry: Registry, warehouse: str) -> BookIdentity:
 
     def work(transaction: Transaction) -> None:
         if transaction.one(SELECT_BOOK) is None:
-            transaction.run(INSERT_BOOK, 1, new_id(), new_id(), warehouse, now, now, 0, None, None, None, None)
+            transaction.run(INSERT_BOOK, 1, new_id(), new_id(), warehouse, now, now, 0, *[None] * 6)
 
     registry.write(work)
     identity = read_identity(registry)
@@ -99,6 +114,9 @@ def begin_epoch(registry: Registry) -> str:
         transaction.run(DELETE_EVENTS)
         transaction.run(DELETE_CURSORS)
         transaction.run(DELETE_DELIVERIES)
+        transaction.run(END_VIEW_CLAIMS)
+        transaction.run(END_COMPACTION_CLAIMS)
+        transaction.run(END_TURNS)
 
     registry.write(work)
     registry.epoch = epoch

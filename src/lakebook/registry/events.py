@@ -6,6 +6,10 @@ visible now and was not visible then. While a long list is read in pages the cur
 remembers the snapshot the pages belong to and how far it has come. Within a lake object
 ids and sequences grow together, because both are given out under the object's lock.
 
+A server that crashed gives out again the ids of transactions of which nothing had reached its disk. So no
+cursor counts an id as passed that is above those of all events it has passed: what could be seen was on
+the disk, and with it that every id up to its own had been given out.
+
 Events that nobody needs any more are removed (`pruning`). The book keeps the horizon: a cursor up to
 which some may be gone. Whoever reads from a cursor before it is told so, and never skips silently.
 """
@@ -72,8 +76,16 @@ NEW_IN_SNAPSHOT = Statement(
     "most",
 )
 CURRENT_SNAPSHOT = Statement(sa.text("SELECT CAST(pg_current_snapshot() AS text)"))
+# The snapshot, and the highest id of a transaction whose events it sees, if that has not been passed already. Of
+# one statement, so of one moment. Not of all events: what was pruned stays in the index until it is vacuumed.
+SNAPSHOT_AND_LAST = Statement(
+    sa.text(
+        "SELECT CAST(pg_current_snapshot() AS text),"
+        " CAST((SELECT xid FROM events WHERE xid >= CAST(:passed AS xid8) ORDER BY xid DESC LIMIT 1) AS text)"
+    ),
+    "passed",
+)
 
-CURRENT_EPOCH = Statement(sa.select(schema.book.c.epoch))
 HORIZON = Statement(sa.select(schema.book.c.epoch, schema.book.c.events_horizon))
 
 _cu = schema.cursors.c
@@ -93,6 +105,8 @@ DELETE_DELIVERIES_OF = Statement(
 DELETE_CURSOR = Statement(sa.delete(schema.cursors).where(_cu.subscriber == bind("name")), "name")
 
 _NOTHING_SEEN = "1:1:"
+# The end of a log that never had an event: below the first id there is, and not the beginning.
+_FIRST_ID = 3
 # On SQLite: before the first id, and so that it differs from the end of an empty log.
 _BEFORE_ALL = -1
 _BEGINNING = "beginning"
@@ -213,16 +227,29 @@ def _parsed(value: Any) -> Any:
 
 def current_cursor(reader: Reader) -> Cursor:
     """The position behind everything the reader can see; in a snapshot, the one to follow a refresh with."""
-    book = reader.one(CURRENT_EPOCH)
+    book = reader.one(HORIZON)
     assert book is not None
-    epoch = book[0]
+    epoch, horizon = book
     if reader.kind == POSTGRESQL:
-        row = reader.one(CURRENT_SNAPSHOT)
-        assert row is not None
-        return Cursor(epoch, reader.kind, since=row[0])
+        # Events that are gone are passed too.
+        gone = None if horizon is None else PgSnapshot.parse(Cursor.parse(horizon).since)
+        return Cursor(epoch, reader.kind, since=_all_visible(reader, _FIRST_ID if gone is None else gone.xmax))
     row = reader.one(NEWEST_ID)
     assert row is not None
     return Cursor(epoch, reader.kind, after=row[0])
+
+
+def _all_visible(reader: Reader, passed: int) -> str:
+    """The snapshot of this moment, as far as it reaches for certain also after a crash.
+
+    That is up to the last id of an event it sees, and not less than what is known to be passed: the ids below
+    `passed`.
+    """
+    row = reader.one(SNAPSHOT_AND_LAST, str(passed))
+    assert row is not None
+    snapshot = PgSnapshot.parse(row[0])
+    assert snapshot is not None
+    return str(snapshot.below(passed if row[1] is None else int(row[1]) + 1))
 
 
 class EventLog:
@@ -315,9 +342,9 @@ def _read_sqlite(reader: Reader, cursor: Cursor, limit: int) -> EventBatch:
 def _read_postgresql(reader: Reader, cursor: Cursor, limit: int, *, whole: bool) -> EventBatch:
     since, upto, after = cursor.since, cursor.upto, cursor.after
     if not upto:
-        snapshot = reader.one(CURRENT_SNAPSHOT)
-        assert snapshot is not None
-        upto = snapshot[0]
+        passed = PgSnapshot.parse(since)
+        assert passed is not None
+        upto = _all_visible(reader, passed.xmax)
     if not cursor.upto and not whole:
         first = reader.one(FIRST_NEW_ID, since, upto)
         if first is None or first[0] is None:

@@ -144,7 +144,7 @@ def _run(reader: Reader, statement: Statement, *values: Any) -> Any:
     arranged = compiled.arrange(values) if compiled.arrange else values
     # As text, PostgreSQL sends two digits for each byte: a large footer takes five times as long.
     options = {"binary": True} if reader.kind == POSTGRESQL else {}
-    return reader._connection.execute(compiled.sql, arranged, **reader._options, **options)
+    return reader.run_sql(compiled.sql, arranged, **options)
 
 
 def _footer(row: Row) -> StoredFooter:

@@ -21,7 +21,7 @@ from lakebook.registry.statements import Statement
 from lakebook.registry.transactions import Reader, Transaction
 
 _b = schema.book.c
-READ_RESTORED = Statement(sa.select(_b.backup_at, _b.restored_at, _b.held_at))
+READ_RESTORED = Statement(sa.select(_b.backup_at, _b.restored_at, _b.held_at, _b.store_backup_at, _b.store_restored_at))
 END_HOLD = Statement(sa.update(schema.book).where(_b.held_at.is_not(None)).values(held_at=sa.null()))
 
 
@@ -35,15 +35,22 @@ class Restored:
     restored_at: datetime
     #: Since when nothing is removed; none if somebody has said that it may be.
     held_at: datetime | None
+    #: Both times by the clock of the store, by which alone its objects can be compared; none where it is not known.
+    store_backup_at: datetime | None = None
+    store_restored_at: datetime | None = None
 
     def was_there(self, modified: datetime) -> bool:
-        """Whether something that was written at a time lay there when the book was restored."""
-        return to_ms(modified) <= to_ms(self.restored_at)
+        """Whether something that the store dates so lay there when the book was restored.
+
+        Some stores date by whole seconds. What has the date of the restore itself counts as having been there.
+        """
+        return to_ms(modified) <= to_ms(self.store_restored_at or self.restored_at)
 
     def unknown(self, path: str, modified: datetime) -> str:
         """What is to be said of something that no row knows and that was there."""
-        taken = self.backup_at.isoformat(timespec="seconds")
-        if to_ms(modified) <= to_ms(self.backup_at):
+        backup = self.store_backup_at or self.backup_at
+        taken = backup.isoformat(timespec="seconds")
+        if to_ms(modified) <= to_ms(backup):
             return f"{path}: it was not committed when the backup was taken ({taken}), and this book does not know it"
         written = modified.isoformat(timespec="seconds")
         return f"{path}: it is newer than the backup ({written}, and the backup is of {taken}), and not known here"
@@ -58,7 +65,8 @@ def restored(reader: Reader | Registry) -> Restored | None:
     row: Any = reader.one(READ_RESTORED)
     if row is None or row[0] is None:
         return None
-    return Restored(to_datetime(row[0]), to_datetime(row[1]), None if row[2] is None else to_datetime(row[2]))
+    held, *of_store = (None if value is None else to_datetime(value) for value in row[2:])
+    return Restored(to_datetime(row[0]), to_datetime(row[1]), held, *of_store)
 
 
 def held_since(reader: Reader | Registry) -> datetime | None:

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from lakebook.registry import schema
 from lakebook.registry.backup_files import Header
-from lakebook.registry.epoch import ABORT_FORMER_COMMITS
+from lakebook.registry.epoch import ABORT_FORMER_COMMITS, END_TURNS, END_VIEW_CLAIMS
 from lakebook.registry.file_stats import DELETE_STATS_BETWEEN
 from lakebook.registry.inserts import DELETE_STAGED_FOOTERS, FORGET_INSERT
 from lakebook.registry.statements import Statement, bind
@@ -40,19 +40,26 @@ BEGIN_LIFE = Statement(
         backup_at=bind("taken"),
         restored_at=bind("since"),
         held_at=bind("since"),
+        store_backup_at=bind("store_taken"),
+        store_restored_at=bind("store_since"),
     ),
     "new_epoch",
     "now",
     "place",
     "taken",
     "since",
+    "store_taken",
+    "store_since",
 )
 
 
-def begin_life(transaction: Transaction, former: Header, warehouse: str, *, held: bool) -> None:
+def begin_life(
+    transaction: Transaction, former: Header, warehouse: str, *, held: bool, store_at: int | None = None
+) -> None:
     """Make the rows of a former life a book of their own, whose bytes are in `warehouse`.
 
-    With `held` it lies over the same bytes as before: then nothing is removed until somebody says so.
+    With `held` it lies over the same bytes as before: then nothing is removed until somebody says so. `store_at` is
+    the time by the clock of the store.
     """
     now = transaction.clock.now_ms()
     for commit_id, table_id, folder, first, last in transaction.all(OPEN_INSERTS):
@@ -63,6 +70,10 @@ def begin_life(transaction: Transaction, former: Header, warehouse: str, *, held
             transaction.run(DELETE_STATS_BETWEEN, table_id, first, last)
         transaction.run(FORGET_INSERT, commit_id)
     transaction.run(ABORT_FORMER_COMMITS, now)
+    # Those on compactions are in no backup. These are: backups have had them from the beginning.
+    transaction.run(END_VIEW_CLAIMS)
+    transaction.run(END_TURNS)
     if warehouse != former.recorded:
         transaction.run(MOVE_SEGMENTS, warehouse, former.recorded)
-    transaction.run(BEGIN_LIFE, new_id(), now, warehouse, former.taken_at if held else None, now if held else None)
+    times = (former.taken_at, now, former.store_at, store_at) if held else (None,) * 4
+    transaction.run(BEGIN_LIFE, new_id(), now, warehouse, *times)

@@ -20,7 +20,8 @@ from lakebook.registry.transactions import Reader, Transaction
 #: From one time to another, which is no part of it, in milliseconds.
 Lost = tuple[int, int]
 
-_MINUTE = 60_000
+#: No range is finer, in milliseconds.
+MINUTE = 60_000
 
 _l = schema.source_losses.c
 _s = schema.view_sources.c
@@ -87,7 +88,7 @@ def note_losses(transaction: Transaction, kind: str, source_id: int, part: int, 
 
 
 def _whole_minutes(spans: Iterable[Span]) -> Iterable[Span]:
-    return ((least // _MINUTE * _MINUTE, (most // _MINUTE + 1) * _MINUTE - 1) for least, most in spans)
+    return ((least // MINUTE * MINUTE, (most // MINUTE + 1) * MINUTE - 1) for least, most in spans)
 
 
 def forget_losses(transaction: Transaction, kind: str, source_id: int) -> None:

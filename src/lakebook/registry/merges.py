@@ -88,6 +88,7 @@ def _taking(*which: sa.ColumnElement[bool], names: tuple[str, ...]) -> Statement
 
 
 TAKE_UNPINNED = _taking(sa.not_(_pinned), names=())
+TAKE_ANY = _taking(names=())
 TAKE_OF_TOPIC = _taking(_r.topic_id == bind("of_topic"), names=("of_topic",))
 PATH_OF_COMMIT = Statement(
     sa.select(_s.id, _s.created_at).where(
@@ -238,6 +239,11 @@ def landed_merge(reader: Reader, topic_id: int, number: int, new: SegmentInfo, c
 def release_retired(transaction: Transaction, now: int, grace: float, most: int) -> int:
     """Hand files of replaced segments that no lease pins any more to `temporary_files`; how many."""
     return _hand_over(transaction, transaction.all(TAKE_UNPINNED, most), MERGED, now, grace)
+
+
+def release_all_retired(transaction: Transaction, most: int) -> int:
+    """Hand files of replaced segments to `temporary_files`, whatever leases pin: no reader is there; how many."""
+    return _hand_over(transaction, transaction.all(TAKE_ANY, most), MERGED, transaction.clock.now_ms(), 0)
 
 
 def forget_retired(transaction: Transaction, topic_id: int, grace: float, most: int) -> int:

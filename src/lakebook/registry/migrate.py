@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
@@ -13,7 +14,7 @@ from lakebook import failpoints
 from lakebook.clock import SystemClock
 from lakebook.errors import RegistryUnfinished, SchemaOutdated, SchemaTooNew
 from lakebook.registry.databases import Database, Failure
-from lakebook.registry.statements import Statement
+from lakebook.registry.statements import SQLITE, Statement
 
 VERSION_TABLE = "schema_version"
 
@@ -34,6 +35,8 @@ REVISIONS = (
     "0013",
     "0014",
     "0015",
+    "0016",
+    "0017",
 )
 HEAD = REVISIONS[-1]
 #: What the revision of a registry begins with that is being filled, and is no book yet; see `rebuilding`.
@@ -78,9 +81,9 @@ def revision_of(database: Database) -> str | None:
 def _read_revision(database: Database, connection: Any) -> str | None:
     for attempt in range(_BUSY_ATTEMPTS):
         try:
-            if not connection.execute(HAS_VERSION.on(database.kind).sql).fetchone()[0]:
+            if not database.run_alone(connection, HAS_VERSION.on(database.kind).sql).fetchone()[0]:
                 return None
-            row = connection.execute(READ_VERSION.on(database.kind).sql).fetchone()
+            row = database.run_alone(connection, READ_VERSION.on(database.kind).sql).fetchone()
             return str(row[0]) if row else None
         except database.errors as error:
             # The creation of a book changes the journal's mode, which locks out readers at once.
@@ -129,9 +132,62 @@ def migrate(database: Database, progress: Callable[[str], None] = lambda revisio
         applied.append(revision)
         progress(revision)
 
-    if before != HEAD:
+    if before is None and database.kind == SQLITE:
+        _make(database, on_step)
+    elif before != HEAD:
         _run(database, HEAD, on_step)
     return Migration(before, HEAD, tuple(applied))
+
+
+def _make(database: Database, on_step: Callable[[str], None]) -> None:
+    """Make the schema in an empty SQLite database: by the migrations once, and then as they have made it."""
+    global _made
+    with _told(database), database.engine() as engine, engine.begin() as connection:
+        # Somebody's own tables may be there: they are none of what is made.
+        empty = connection.exec_driver_sql("SELECT 1 FROM sqlite_schema LIMIT 1").one_or_none() is None
+        known = _made if empty else None
+        if known is not None:
+            known.make(connection)
+            for revision in REVISIONS:
+                on_step(revision)
+            return
+    _run(database, HEAD, on_step)
+    if empty:
+        with _told(database), database.engine() as engine, engine.begin() as connection:
+            _made = _Made.of(connection)
+
+
+@dataclass(frozen=True)
+class _Made:
+    """What the migrations make of an empty SQLite database: its tables, indexes and triggers, and their first rows."""
+
+    statements: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[Any, ...]], ...]
+
+    @staticmethod
+    def of(connection: sa.Connection) -> _Made:
+        """What is there."""
+        found = connection.exec_driver_sql(
+            "SELECT type, name, sql FROM sqlite_schema WHERE sql IS NOT NULL ORDER BY rowid"
+        )
+        parts = [tuple(part) for part in found if not part[1].startswith("sqlite_")]
+        rows = [
+            (f"INSERT INTO {name} VALUES ({', '.join('?' * len(row))})", tuple(row))  # noqa: S608 - a name of ours
+            for kind, name, _ in parts
+            if kind == "table"
+            for row in connection.exec_driver_sql(f"SELECT * FROM {name}")  # noqa: S608 - a name of ours
+        ]
+        return _Made(tuple(sql for *_, sql in parts), tuple(rows))
+
+    def make(self, connection: sa.Connection) -> None:
+        """Make it again."""
+        for statement in self.statements:
+            connection.exec_driver_sql(statement)
+        for statement, row in self.rows:
+            connection.exec_driver_sql(statement, row)
+
+
+_made: _Made | None = None
 
 
 def migrate_to(database: Database, revision: str) -> None:
@@ -151,11 +207,17 @@ def _run(database: Database, revision: str, on_step: Callable[[str], None]) -> N
     def on_version_apply(*, step: Any, **_: Any) -> None:
         on_step(step.up_revision_id)
 
+    with _told(database), database.engine() as engine, engine.connect() as connection:
+        config.attributes["connection"] = connection
+        config.attributes["on_version_apply"] = on_version_apply
+        command.upgrade(config, revision)
+
+
+@contextmanager
+def _told(database: Database) -> Iterator[None]:
+    """What the database refuses, in our words."""
     try:
-        with database.engine() as engine, engine.connect() as connection:
-            config.attributes["connection"] = connection
-            config.attributes["on_version_apply"] = on_version_apply
-            command.upgrade(config, revision)
+        yield
     except sa.exc.DBAPIError as error:
         raise database.unreachable(error.orig if isinstance(error.orig, Exception) else error) from error
     except database.errors as error:

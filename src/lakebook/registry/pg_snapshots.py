@@ -1,7 +1,7 @@
 """PostgreSQL's snapshots as values: which transactions had ended when one was taken.
 
-Snapshots of one server contain each other in the order in which they were taken. What is made of them
-here, the horizon of the events, is one of the same form and need not have been taken at any time.
+What is made of them here, cursors and the horizon of the events, has the same form and need not have been
+taken at any time.
 """
 
 from __future__ import annotations
@@ -36,12 +36,6 @@ class PgSnapshot:
         low = between[0] if between else self.xmax
         return f"{low}:{self.xmax}:{','.join(map(str, between))}"
 
-    @property
-    def age(self) -> tuple[int, int]:
-        """What orders snapshots by the time they were taken, the oldest first."""
-        # With one xmax there can only be fewer open ones as time passes.
-        return self.xmax, -len(self.open)
-
     def sees(self, xid: int) -> bool:
         """Whether a transaction had ended."""
         return xid < self.xmax and xid not in self.open
@@ -58,6 +52,11 @@ class PgSnapshot:
         if xid >= self.xmax:
             return self
         return PgSnapshot(xid, frozenset(item for item in self.open if item < xid))
+
+    def shared(self, other: PgSnapshot) -> PgSnapshot:
+        """What both see."""
+        xmax = min(self.xmax, other.xmax)
+        return PgSnapshot(xmax, frozenset(xid for xid in self.open | other.open if xid < xmax))
 
     def joined(self, other: PgSnapshot) -> PgSnapshot:
         """What one of the two sees."""

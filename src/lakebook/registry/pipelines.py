@@ -41,6 +41,8 @@ TOPIC, TABLE = "topic", "table"
 PLANNED, LANDED = "planned", "landed"
 #: The partition of a source that has none.
 WHOLE = 0
+#: What the ids of pipelines' leases begin with.
+LEASES = "pipeline-"
 # Nobody renews the leases of pipelines: they end with it.
 _FOR_EVER_SECONDS = 100 * 365 * 86_400.0
 
@@ -109,7 +111,8 @@ CLAIM = Statement(
 )
 RENEW_CLAIM = Statement(
     sa.update(schema.pipelines)
-    .where(_p.id == bind("of_pipeline"), _p.token == bind("own_token"))
+    # A renewal that comes after the turn was given back would hold what nobody has.
+    .where(_p.id == bind("of_pipeline"), _p.token == bind("own_token"), _p.holder.is_not(None))
     .values(held_until=bind("until")),
     "until",
     "of_pipeline",
@@ -645,7 +648,22 @@ def release_claim(transaction: Transaction, pipeline_id: int, token: int) -> Non
 
 def lease_of(pipeline_id: int, table_id: int | None = None) -> str:
     """The id of the lease that pins what a pipeline has still to read of topics, or of a table."""
-    return f"pipeline-{pipeline_id}" if table_id is None else f"pipeline-{pipeline_id}-{table_id}"
+    return f"{LEASES}{pipeline_id}" if table_id is None else f"{LEASES}{pipeline_id}-{table_id}"
+
+
+def topic_pin(pipeline_id: int, topic_id: int, partition: int, offset: int, sequence: int, now: int) -> dict[str, Any]:
+    """A row of the lease by which a pipeline pins a partition of a topic."""
+    place = {"topic_id": topic_id, "partition_id": partition, "from_offset": offset, "sequence": sequence}
+    return {"id": lease_of(pipeline_id), **place, **_for_ever(now)}
+
+
+def table_pin(pipeline_id: int, table_id: int, version: int, now: int) -> dict[str, Any]:
+    """The lease by which a pipeline pins a table."""
+    return {"id": lease_of(pipeline_id, table_id), "table_id": table_id, "version": version, **_for_ever(now)}
+
+
+def _for_ever(now: int) -> dict[str, Any]:
+    return {"holder": owner(), "created_at": now, "expires_at": now + round(_FOR_EVER_SECONDS * 1000)}
 
 
 def offsets_of(reader: Reader, pipeline_id: int) -> list[SourceOffset]:

@@ -49,8 +49,9 @@ from lakebook.registry.transactions import Reader, Transaction
 #: Hears how many rows are done, of how many if that is known, and of which table.
 Progress: TypeAlias = Callable[[int, int | None, str], None]
 
-# What means nothing in another life: events and who has read them, in the words of one database; who delivers them.
-_LEFT_OUT = frozenset({"events", "cursors", "deliveries", "schedulers"})
+# What means nothing in another life: events and who has read them, in the words of one database; who delivers them,
+# and who compacts what.
+_LEFT_OUT = frozenset({"events", "cursors", "deliveries", "schedulers", "compaction_claims"})
 _ROWS_PER_CHUNK = 500
 
 _TABLES = tuple(table for table in schema.metadata.sorted_tables if table.name not in _LEFT_OUT)
@@ -98,20 +99,30 @@ def write_backup(
     path: str | os.PathLike[str],
     warehouse: str,
     progress: Progress = lambda done, total, table: None,
+    *,
+    store_at: int | None = None,
 ) -> Summary:
-    """Write the registry as it is now into a new file, while others write on."""
+    """Write the registry as it is now into a new file, while others write on.
+
+    `store_at` is the time by the clock of the store, asked for just before.
+    """
     with new_file(path) as file:
-        return registry.in_snapshot_once(lambda reader: dump(reader, file, warehouse, registry.clock, progress))
+        return registry.in_snapshot_once(
+            lambda reader: dump(reader, file, warehouse, registry.clock, progress, store_at)
+        )
 
 
-def dump(reader: Reader, file: Any, warehouse: str, clock: Clock, progress: Progress) -> Summary:
+def dump(
+    reader: Reader, file: Any, warehouse: str, clock: Clock, progress: Progress, store_at: int | None = None
+) -> Summary:
     """Write all rows that a snapshot has, as a backup."""
     # Read by the first statement, with which the snapshot begins: whatever is newer came after this.
     taken_at = clock.now_ms()
     row = reader.one(SELECT_BOOK)
     assert row is not None
     book_id, epoch, recorded, created_at, _ = row
-    header = Header(HEAD, book_id, epoch, recorded, warehouse, created_at, taken_at, reader.kind, _positions(reader))
+    positions = _positions(reader)
+    header = Header(HEAD, book_id, epoch, recorded, warehouse, created_at, taken_at, reader.kind, positions, store_at)
     writer = BackupWriter(file, header)
     done = 0
     for table in _TABLES:
@@ -174,7 +185,7 @@ def read_backup(
     _check_known(summary.header, database)
     try:
         if isinstance(database, SQLite) and database.path is not None:
-            database.path.parent.mkdir(parents=True, exist_ok=True)
+            database.make_folder()
             with nullcontext() if locked else database.migration_lock():
                 refuse_book(database)
                 _read_into_file(database, backup, summary, arrival, clock, progress)
@@ -200,7 +211,7 @@ def refuse_book(database: Database) -> None:
         return
     connection = database.connect()
     try:
-        if connection.execute(SELECT_BOOK.on(database.kind).sql).fetchone() is None:
+        if database.run_alone(connection, SELECT_BOOK.on(database.kind).sql).fetchone() is None:
             return
     finally:
         connection.close()

@@ -7,6 +7,7 @@ whether what it removes may go. What cannot be decided stays.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import sqlalchemy as sa
@@ -53,7 +54,7 @@ def _is_free(events: Any) -> sa.ColumnElement[bool]:
 
 
 def _is_passed(events: Any, database: str) -> sa.ColumnElement[bool]:
-    """Whether every cursor has passed an event, by the oldest of them."""
+    """Whether every cursor has passed an event, by what all of them see."""
     if database == POSTGRESQL:
         # Not `xid < xmin`: an object's later event may have the smaller transaction id, if its transaction
         # began earlier and waited for the object. What a snapshot sees has no such holes, because whoever
@@ -245,7 +246,7 @@ def _reach(reader: Reader) -> Any:
         assert row is not None
         return row[0]
     # Of one that is in the middle of pages, what it has read of them counts as not passed.
-    return str(min((_snapshot(cursor.since) for cursor in cursors), key=lambda item: item.age))
+    return str(reduce(PgSnapshot.shared, (_snapshot(cursor.since) for cursor in cursors)))
 
 
 def _cursors(reader: Reader) -> list[tuple[str, Cursor]]:

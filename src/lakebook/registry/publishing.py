@@ -108,6 +108,13 @@ FILES_ENDED = Statement(
     "of_table",
     "ending",
 )
+
+
+def _own_spellings(database: str) -> sa.Select[Any]:
+    return sa.select(_f.file_path, _f.location).where(among(_f.file_path, "paths", database), _f.location.is_not(None))
+
+
+OWN_SPELLINGS = Statement(_own_spellings(SQLITE), "paths", postgresql=_own_spellings(POSTGRESQL))
 INSERT_SNAPSHOT = insert_into(schema.table_snapshots)
 SNAPSHOTS = Statement(
     sa.select(schema.table_snapshots).where(_n.table_id == bind("of_table")).order_by(_n.sequence_number), "of_table"
@@ -462,6 +469,11 @@ def files_ended(reader: Reader, table_id: int, version: int) -> list[ListedRow]:
 
 def _listed(row: Row) -> ListedRow:
     return ListedRow(*row)
+
+
+def own_spellings(reader: Reader, paths: Sequence[str]) -> dict[str, str]:
+    """How manifests name those of some files that an outside engine has spelled in its own way."""
+    return {row[0]: row[1] for row in reader.all(OWN_SPELLINGS, reader.listed(paths))}
 
 
 def with_stats(reader: Reader, table_id: int, files: Sequence[ListedRow], fields: Sequence[int]) -> list[ListedRow]:

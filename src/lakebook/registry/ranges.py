@@ -110,6 +110,9 @@ COUNT_ALL_ROWS = Statement(
     "of_view",
     "instance",
 )
+COUNT_MARKED = Statement(
+    sa.select(_r.view_set_name, sa.func.count(_r.stale_at), sa.func.count(_r.frozen_at)).group_by(_r.view_set_name)
+)
 _COLUMNS = tuple(str(column.name) for column in schema.lakehouse_partitions.columns)[1:]
 INSERT_RANGE = insert_into(schema.lakehouse_partitions, *_COLUMNS)
 _locking = {
@@ -282,6 +285,11 @@ def count_rows(reader: Reader, view: str, instance: str, span: tuple[int, int] |
     row = reader.one(COUNT_ROWS, view, instance, *span)
     assert row is not None
     return None if row[1] else int(row[0])
+
+
+def count_marked(reader: Reader) -> dict[str, tuple[int, int]]:
+    """How many ranges of each view are stale, and how many are frozen."""
+    return {name: (int(stale), int(frozen)) for name, stale, frozen in reader.all(COUNT_MARKED)}
 
 
 def locked_ranges(transaction: Transaction, ids: Sequence[int]) -> list[Range]:

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from lakebook import failpoints
 from lakebook.errors import RegistryNotEmpty
 from lakebook.registry import schema
-from lakebook.registry.databases import Database
+from lakebook.registry.databases import Database, SQLite
 from lakebook.registry.epoch import INSERT_BOOK, recorded_warehouse
 from lakebook.registry.migrate import (
     HEAD,
@@ -46,19 +46,29 @@ FIRST_ID = Statement(
 )
 
 
+def check_empty(database: Database) -> str | None:
+    """Refuse a registry with a book in it; the revision of one that is there, and has none. Nothing is made."""
+    if isinstance(database, SQLite) and database.path is not None and not database.path.is_file():
+        return None  # To ask would make an empty file.
+    revision = revision_of(database)
+    if revision is None or revision.startswith(UNFINISHED):
+        return revision
+    if revision not in REVISIONS:
+        check_revision(database, revision)
+    if recorded_warehouse(database) is not None:
+        raise RegistryNotEmpty(
+            "there is a book in it", on=database.shown, remedy="Name a new database, or a folder that is empty"
+        )
+    return revision
+
+
 def prepare(database: Database) -> None:
     """Have an empty registry that cannot be opened. The caller holds the migration lock."""
-    revision = revision_of(database)
+    revision = check_empty(database)
     if revision is None:
         database.create()
     elif revision.startswith(UNFINISHED):
         _wipe(database, revision.removeprefix(UNFINISHED))
-    elif revision not in REVISIONS:
-        check_revision(database, revision)
-    elif recorded_warehouse(database) is not None:
-        raise RegistryNotEmpty(
-            "there is a book in it", on=database.shown, remedy="Name a new database, or a folder that is empty"
-        )
     migrate(database)
     _mark(database, f"{UNFINISHED}{HEAD}")
 
@@ -112,9 +122,18 @@ class Filling:
         failpoints.reach("rebuild.chunk")
 
     def finish(
-        self, book_id: str, warehouse: str, created_at: int, checkpoint_at: int | None, least_ids: Mapping[str, int]
+        self,
+        book_id: str,
+        warehouse: str,
+        created_at: int,
+        checkpoint_at: int | None,
+        least_ids: Mapping[str, int],
+        store_times: tuple[int | None, int | None],
     ) -> str:
-        """Make it a book, with a new epoch, which is held; ids are given from above `least_ids`."""
+        """Make it a book, with a new epoch, which is held; ids are given from above `least_ids`.
+
+        `store_times` are those of the checkpoint and of the newest object, by the clock of the store.
+        """
         epoch = new_id()
 
         def work(transaction: Transaction) -> None:
@@ -124,7 +143,8 @@ class Filling:
                 if "id" in table.c and len(table.primary_key.columns) == 1 and _is_counted(table):
                     self._raise_ids(transaction, str(table.name), least_ids.get(str(table.name), 0))
             taken = now if checkpoint_at is None else checkpoint_at
-            transaction.run(INSERT_BOOK, 1, book_id, epoch, warehouse, created_at, now, 0, None, taken, now, now)
+            times = (taken, now, now, *store_times)
+            transaction.run(INSERT_BOOK, 1, book_id, epoch, warehouse, created_at, now, 0, None, *times)
             transaction.run(SET_REVISION, HEAD)
 
         failpoints.reach("rebuild.filled")

@@ -77,6 +77,7 @@ class Registry:
         # Somewhere in between: else processes that write little would never prune.
         self._writes = random.randrange(_WRITES_BETWEEN_PRUNES)  # noqa: S311 - no secret
         self._any_errors = (database.errors, LakebookError)
+        self._brings_limits = database.brings_limits
 
     def close(self) -> None:
         """Close all connections."""
@@ -92,7 +93,10 @@ class Registry:
         try:
             connection = self.connections.take()
             try:
-                row: Row | None = connection.execute(compiled.sql, arranged).fetchone()
+                if self._brings_limits:
+                    row: Row | None = self.database.run_alone(connection, compiled.sql, arranged).fetchone()
+                else:
+                    row = connection.execute(compiled.sql, arranged).fetchone()
             except BaseException:
                 self.connections.drop(connection)
                 raise
@@ -108,6 +112,10 @@ class Registry:
     def read_with(self, work: Callable[[Reader], T], *, plan_once: bool = True) -> T:
         """Run `work` on a connection, and again if the connection was lost."""
         return self._with_retry(work, partial(self._reading, plan_once=plan_once))
+
+    def read_through(self, work: Callable[[Reader], T]) -> T:
+        """The same for `work` that looks at a large part of the registry, which is not to stay in this process."""
+        return self._with_retry(work, self._reading_through)
 
     def in_snapshot(self, work: Callable[[Reader], T]) -> T:
         """Run `work` on one consistent state of the registry."""
@@ -167,11 +175,16 @@ class Registry:
     @contextmanager
     def _reading(self, connection: Any, *, plan_once: bool = True) -> Iterator[Reader]:
         try:
-            yield Reader(connection, self.database, plan_once=plan_once)
+            yield Reader(connection, self.database, alone=True, plan_once=plan_once)
         except BaseException:
             self.connections.drop(connection)
             raise
         self.connections.give(connection)
+
+    @contextmanager
+    def _reading_through(self, connection: Any) -> Iterator[Reader]:
+        with self._reading(connection) as reader, self.database.reading_through(connection):
+            yield reader
 
     @contextmanager
     def _in_one_state(self, connection: Any) -> Iterator[Reader]:
@@ -239,6 +252,7 @@ class Registry:
         begun_ms, begun = self.clock.now_ms(), self.clock.monotonic()
         in_commit = False
         try:
+            _about_to_wait()
             transaction = self._begin(connection, retried_after)
             failpoints.reach("transaction.begun")
             self._enter_commit_row(transaction, fence, opened=commit_id is not None)
@@ -280,12 +294,16 @@ class Registry:
     def _begin(self, connection: Any, retried_after: Failure | None) -> Transaction:
         found = self.database.begin(connection)
         if self.epoch and found != self.epoch:
-            raise EpochChanged(
-                "the book was restored or rebuilt since it was opened here",
-                on=self.database.shown,
-                remedy="Open the book again, and check what this process wrote last",
-            )
+            raise self.epoch_changed()
         return Transaction(connection, self.database, self.clock, self.epoch, retried_after)
+
+    def epoch_changed(self) -> EpochChanged:
+        """What whoever has the book open from a former life is told."""
+        return EpochChanged(
+            "the book was restored or rebuilt since it was opened here",
+            on=self.database.shown,
+            remedy="Open the book again, and check what this process wrote last",
+        )
 
     def _enter_commit_row(self, transaction: Transaction, fence: str, *, opened: bool) -> None:
         now = self.clock.now_ms()
@@ -368,10 +386,10 @@ class Registry:
         """Try `open → aborted`, which waits for a COMMIT in flight, then say what is true."""
         connection = self.connections.take()
         try:
-            reader = Reader(connection, self.database)
+            _about_to_wait()
             with self._bounded(connection):
-                reader._execute(ABORT_OPEN, (self.clock.now_ms(), commit_id))
-            row = reader.one(STATE_OF_COMMIT, commit_id)
+                Reader(connection, self.database)._execute(ABORT_OPEN, (self.clock.now_ms(), commit_id))
+            row = Reader(connection, self.database, alone=True).one(STATE_OF_COMMIT, commit_id)
         except BaseException:
             self.connections.drop(connection)
             raise
@@ -384,15 +402,14 @@ class Registry:
         """Take the id of a transaction that brought its own row: who is first decides."""
         connection = self.connections.take()
         try:
-            reader = Reader(connection, self.database)
             try:
                 with self._bounded(connection):
-                    reader._execute(INSERT_FENCE, (fence, "aborted", self.epoch, owner()))
+                    Reader(connection, self.database)._execute(INSERT_FENCE, (fence, "aborted", self.epoch, owner()))
             except self.database.errors as error:
                 if self.database.classify(error) is not Failure.DUPLICATE:
                     raise
             # The row that is there decides: an earlier try of this very call may have written it.
-            row = reader.one(STATE_OF_COMMIT, fence)
+            row = Reader(connection, self.database, alone=True).one(STATE_OF_COMMIT, fence)
         except BaseException:
             self.connections.drop(connection)
             raise
@@ -498,6 +515,11 @@ class Registry:
 
 def _with_commit(work: Callable[[Transaction, str], T], commit_id: str, transaction: Transaction) -> T:
     return work(transaction, commit_id)
+
+
+def _about_to_wait() -> None:
+    """Here a writer may have to wait for others."""
+    failpoints.reach("transaction.beginning")
 
 
 def _backoff(attempt: int) -> float:

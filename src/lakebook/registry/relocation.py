@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
 import sqlalchemy as sa
 
 from lakebook.registry import schema
 from lakebook.registry.footers import FORMAT_VERSION
+from lakebook.registry.merges import release_all_retired
+from lakebook.registry.pipelines import LEASES
 from lakebook.registry.publishing import STATISTICS
 from lakebook.registry.statements import Statement, bind
 from lakebook.registry.stream_folders import TOPICS
@@ -22,6 +25,7 @@ _t = schema.temporary_files.c
 _i = schema.iceberg_files.c
 _m = schema.partition_metadata.c
 _v = schema.table_versions.c
+_AT_ONCE = 500
 _NO_CHECKSUM = sa.cast(sa.null(), sa.Text)
 
 _plain = sa.union_all(
@@ -29,7 +33,7 @@ _plain = sa.union_all(
     sa.select(_s.s3_key, _s.size_bytes, _s.checksum),
     *(
         sa.select(table.c.file_path, table.c.file_size, _NO_CHECKSUM).where(table.c.file_path.is_not(None))
-        for table in (schema.retired_segments, schema.lakehouse_partitions, schema.branch_files)
+        for table in (schema.lakehouse_partitions, schema.branch_files)
     ),
     sa.select(_i.file_path, _i.file_size, _NO_CHECKSUM).where(_i.kind == sa.literal_column(f"'{STATISTICS}'")),
 ).subquery()
@@ -49,10 +53,17 @@ FILES_OF_KIND = Statement(
     "of_kind",
 )
 PUBLISHED_TABLES = Statement(sa.select(schema.iceberg_tables.c.table_id).order_by(schema.iceberg_tables.c.table_id))
+LOCATIONS = Statement(sa.select(schema.iceberg_tables.c.location).distinct().order_by(schema.iceberg_tables.c.location))
 
-# Nobody reads a book that is yet to be.
-END_LEASES = Statement(sa.delete(schema.leases))
-END_TOPIC_LEASES = Statement(sa.delete(schema.topic_leases))
+
+def _of_readers(table: sa.Table) -> sa.Delete:
+    head = sa.literal_column(f"'{LEASES}'", sa.Text)
+    return sa.delete(table).where(sa.func.substr(table.c.id, 1, len(LEASES)) != head)
+
+
+# Nobody reads a book that is yet to be. What its pipelines have still to read stays pinned.
+END_LEASES = Statement(_of_readers(schema.leases))
+END_TOPIC_LEASES = Statement(_of_readers(schema.topic_leases))
 # What is retired is not copied: it is as good as deleted, and only its rows remain.
 FORGET_RETIRED = Statement(
     sa.update(schema.temporary_files).where(NOT_DELETED).values(state=sa.literal_column("'deleting'"))
@@ -111,6 +122,31 @@ GROW_STATS = Statement(
     _grown(schema.table_stats, "total_size", schema.table_stats.c.table_id == bind("of_table")), "delta", "of_table"
 )
 _of_version = (_v.table_id == bind("of_table"), _v.version == bind("at"))
+_p = schema.table_snapshots.c
+SUMMARIES = Statement(
+    sa.select(_p.snapshot_id, _p.version, _p.summary, _v.summary)
+    .select_from(
+        schema.table_snapshots.outerjoin(
+            schema.table_versions, sa.and_(_v.table_id == _p.table_id, _v.version == _p.version)
+        )
+    )
+    .where(_p.table_id == bind("of_table")),
+    "of_table",
+)
+SET_SUMMARY = Statement(
+    sa.update(schema.table_snapshots)
+    .where(_p.table_id == bind("of_table"), _p.snapshot_id == bind("of_snapshot"))
+    .values(summary=bind("said", sa.Text)),
+    "said",
+    "of_table",
+    "of_snapshot",
+)
+SET_VERSION_SUMMARY = Statement(
+    sa.update(schema.table_versions).where(*_of_version).values(summary=bind("said", sa.Text)),
+    "said",
+    "of_table",
+    "at",
+)
 GROW_ADDED = Statement(_grown(schema.table_versions, "added_size", *_of_version), "delta", "of_table", "at")
 GROW_REMOVED = Statement(_grown(schema.table_versions, "removed_size", *_of_version), "delta", "of_table", "at")
 
@@ -126,11 +162,18 @@ class Rewritten:
 
 
 def leave_behind(transaction: Transaction) -> None:
-    """Let go of what is not copied: readers, what is retired, and spellings of places."""
+    """Let go of what is not copied: readers, what they alone need, what is retired, and spellings of places."""
     transaction.run(END_LEASES)
     transaction.run(END_TOPIC_LEASES)
-    transaction.run(FORGET_RETIRED)
+    while release_all_retired(transaction, _AT_ONCE) == _AT_ONCE:
+        pass
     transaction.run(PLAIN_LOCATIONS)
+    forget_removed(transaction)
+
+
+def forget_removed(transaction: Transaction) -> None:
+    """Take what waits for its removal for deleted."""
+    transaction.run(FORGET_RETIRED)
 
 
 def plain_objects(reader: Reader) -> Iterator[tuple[str, int, str | None]]:
@@ -143,6 +186,11 @@ def count_objects(reader: Reader) -> int:
     """How many those are."""
     row = reader.one(COUNT_OBJECTS)
     return int(row[0]) if row is not None else 0
+
+
+def published_at(reader: Reader) -> Iterator[str]:
+    """The folders that published tables have: outside engines may have chosen them."""
+    return (row[0] for row in reader.each(LOCATIONS))
 
 
 def files_of_kind(reader: Reader, table_id: int, kind: str) -> list[str]:
@@ -168,6 +216,34 @@ def note_rewritten(transaction: Transaction, file: Rewritten) -> None:
 def note_sizes(transaction: Transaction, sizes: dict[str, int]) -> None:
     """Record the sizes of Iceberg's own files."""
     transaction.run_many(SET_ICEBERG_SIZE, [(size, path) for path, size in sizes.items()])
+
+
+def grown_summary(summary: Mapping[str, str], grown: Mapping[str, int]) -> dict[str, str]:
+    """A snapshot's summary whose sizes, as far as it has them, have grown by so many bytes."""
+    found = dict(summary)
+    for name, more in grown.items():
+        if str(found.get(name, "")).isdecimal():
+            found[name] = str(max(0, int(found[name]) + more))
+    return found
+
+
+def note_summaries(transaction: Transaction, table_id: int, grown: Mapping[int, Mapping[str, int]]) -> None:
+    """Record the sizes in the summaries of snapshots, and of the versions that outside engines made with them."""
+    if not grown:
+        return
+    for snapshot_id, version, *summaries in transaction.all(SUMMARIES, table_id):
+        more = grown.get(snapshot_id)
+        if more is None:
+            continue
+        ours, of_version = (
+            orjson.dumps(grown_summary(orjson.loads(said) if isinstance(said, str) else said, more)).decode()
+            if said is not None
+            else None
+            for said in summaries
+        )
+        transaction.run(SET_SUMMARY, ours, table_id, snapshot_id)
+        if of_version is not None:
+            transaction.run(SET_VERSION_SUMMARY, of_version, table_id, version)
 
 
 def note_checksums(transaction: Transaction, sums: list[tuple[str, str]]) -> None:

@@ -313,6 +313,9 @@ ROWS_OF_TABLE = {
     table.name: Statement(sa.select(table).where(column == bind("of_table")), "of_table") for table, column in _EMPTIED
 }
 DELETE_VERSIONS = Statement(sa.delete(schema.table_versions).where(_v.table_id == bind("of_table")), "of_table")
+DELETE_COMPACTION_CLAIM = Statement(
+    sa.delete(schema.compaction_claims).where(schema.compaction_claims.c.table_id == bind("of_table")), "of_table"
+)
 DELETE_HORIZON = Statement(
     sa.delete(schema.table_horizons).where(schema.table_horizons.c.table_id == bind("of_table")), "of_table"
 )
@@ -548,8 +551,8 @@ def _parted(
     going = {row["id"] for row in files}
     paths = list(dict.fromkeys(row["file_path"] for row in files))
     elsewhere = {row[0] for row in transaction.all(BRANCH_FILES_AMONG, transaction.listed(paths))}
-    if table["topic_id"] is not None:
-        elsewhere |= segment_paths(transaction, paths)
+    # Whichever table it is: one of a topic that a rebuild did not know as such has its segments too.
+    elsewhere |= segment_paths(transaction, paths)
     everything = _rows_by_path(transaction, paths)
     handed: list[dict[str, Any]] = []
     surplus: list[dict[str, Any]] = []
@@ -578,6 +581,7 @@ def _forget_table(transaction: Transaction, table: dict[str, Any]) -> None:
         FORGET_POINTER,
         FORGET_UPDATES_OF,
         DELETE_VERSIONS,
+        DELETE_COMPACTION_CLAIM,
         DELETE_HORIZON,
     ):
         transaction.run(statement, table["id"])

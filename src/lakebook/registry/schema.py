@@ -84,6 +84,9 @@ book = sa.Table(
     _time("restored_at", nullable=True),
     # Since when nothing is removed, until somebody says so.
     _time("held_at", nullable=True),
+    # The same two times by the clock of the store, which dates the objects; none where it is not known.
+    _time("store_backup_at", nullable=True),
+    _time("store_restored_at", nullable=True),
     sa.CheckConstraint("id = 1", name="single"),
     comment="One row: who this book is, which life of it this is, where its bytes are.",
 )
@@ -1127,6 +1130,16 @@ view_claims = sa.Table(
     comment="Ranges that somebody builds now. Taken before the sources are read; the token fences a former holder.",
 )
 
+compaction_claims = sa.Table(
+    "compaction_claims",
+    metadata,
+    sa.Column("table_id", sa.BigInteger, sa.ForeignKey("tables.id"), primary_key=True, autoincrement=False),
+    sa.Column("token", sa.Text, nullable=False),
+    sa.Column("holder", sa.Text, nullable=False),
+    _time("expires_at"),
+    comment="Tables that somebody compacts now. Taken before files are chosen; the token fences a former holder.",
+)
+
 known_gaps = sa.Table(
     "known_gaps",
     metadata,
@@ -1182,6 +1195,7 @@ STORAGE: dict[str, dict[str, float]] = {
             "pipelines",
             "pipeline_offsets",
             "view_claims",
+            "compaction_claims",
         ),
         _CHANGED,
     ),

@@ -90,6 +90,22 @@ TABLES_WITH_MOST_FILES = Statement(
     "least",
     "most",
 )
+# By its key, so that a walk through all tables takes some at a time.
+TABLES_OF_SEVERAL_FILES = Statement(
+    sa.select(_t.id)
+    .where(
+        _t.id > bind("since"),
+        _t.deleted_at.is_(None),
+        _t.topic_id.is_(None),
+        _t.view_id.is_(None),
+        sa.or_(_t.file_count > 1, _t.deleted_rows > 0),
+    )
+    .order_by(_t.id)
+    .limit(bind("most", sa.Integer))
+    .offset(ZERO),
+    "since",
+    "most",
+)
 SMALL_FILES = Statement(
     sa.select(*PLANNED)
     .where(
@@ -146,6 +162,11 @@ def count_in_runs(reader: Reader, table_id: int, below: int, least: int, most: i
 def tables_with_most_files(reader: Reader, least: int, most: int) -> list[int]:
     """The tables with at least so many files, those with the most first."""
     return [int(row[0]) for row in reader.all(TABLES_WITH_MOST_FILES, least, most)]
+
+
+def tables_of_several_files(reader: Reader, since: int, most: int) -> list[int]:
+    """Some tables in which there may be something to gain, in the order of their ids, after one of these."""
+    return [int(row[0]) for row in reader.all(TABLES_OF_SEVERAL_FILES, since, most)]
 
 
 def small_files(reader: Reader, table_id: int, below: int, version: int, after: tuple[int, int]) -> list[PlannedFile]:

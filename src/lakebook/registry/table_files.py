@@ -526,7 +526,7 @@ def _tell_views(
     met: dict[int | None, Sequence[Span]] = {}
 
     def spans_of(field_id: int | None) -> Sequence[Span]:
-        met[field_id] = tuple(_spans(transaction, table, change.added, removed, field_id))
+        met[field_id] = tuple(changed_spans(transaction, table.id, change.added, removed, field_id))
         return met[field_id]
 
     mark_stale(transaction, TABLE, table.id, spans_of, gone=gone)
@@ -536,9 +536,9 @@ def _tell_views(
         note_losses(transaction, TABLE, table.id, field_id, (span for span in spans if span != ALWAYS))
 
 
-def _spans(
+def changed_spans(
     reader: Reader,
-    table: TableRecord,
+    table_id: int,
     added: Sequence[NewFile],
     removed: Sequence[dict[str, Any]],
     field_id: int | None,
@@ -555,7 +555,7 @@ def _spans(
         if not file.content and file.row_count:
             yield from _known_span([item for item in file.stats if item.field_id == field_id])
     for chunk in chunks(sorted(set(gone))):
-        stats = stats_of_files(reader, table.id, chunk, [field_id])
+        stats = stats_of_files(reader, table_id, chunk, [field_id])
         for file_id in chunk:
             found = stats.get((file_id, field_id))
             yield from _known_span([] if found is None else [found])

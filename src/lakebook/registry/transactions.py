@@ -112,19 +112,26 @@ class _Locked:
 
 
 class Reader:
-    """Runs statements on one connection."""
+    """Runs statements on one connection: in its transaction, or each by itself (`alone`)."""
 
-    def __init__(self, connection: Any, database: Database, *, plan_once: bool = True) -> None:
+    def __init__(self, connection: Any, database: Database, *, alone: bool = False, plan_once: bool = True) -> None:
         self._connection = connection
         self._database = database
         self.kind = database.kind
+        self._brings_limits = alone and database.brings_limits
         # PostgreSQL prepares what runs often, and then no longer plans it for the values at hand.
         self._options = {} if plan_once or self.kind != POSTGRESQL else {"prepare": False}
 
     def _execute(self, statement: Statement, values: Sequence[Any]) -> Any:
         compiled = statement.on(self.kind)
         arranged = compiled.arrange(values) if compiled.arrange else values
-        return self._connection.execute(compiled.sql, arranged, **self._options)
+        return self.run_sql(compiled.sql, arranged)
+
+    def run_sql(self, sql: str, *values: Any, **options: Any) -> Any:
+        """Run a statement that is compiled already; what the driver gives for it."""
+        if self._brings_limits:
+            return self._database.run_alone(self._connection, sql, *values, **self._options, **options)
+        return self._connection.execute(sql, *values, **self._options, **options)
 
     def one(self, statement: Statement, *values: Any) -> Row | None:
         """The first row, if there is one."""

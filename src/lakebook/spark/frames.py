@@ -87,6 +87,15 @@ def write_json(frame: DataFrame, location: str, compression: str) -> None:
     writer.option("mapreduce.fileoutputcommitter.algorithm.version", "1").json(location)
 
 
+def count_lines(spark: SparkSession, paths: list[str]) -> dict[str, int]:
+    """How many lines each of some files has, by its name; one that has none is not there."""
+    # Each line that Spark has written ends so, and no other character ends one.
+    reader = spark.read.option("lineSep", "\n")
+    lines = reader.option("ignoreMissingFiles", "false").option("ignoreCorruptFiles", "false").text(paths)
+    counted = lines.selectExpr("_metadata.file_name AS name").groupBy("name").count()
+    return {row["name"]: row["count"] for row in counted.collect()}
+
+
 def read_staged(spark: SparkSession, location: str) -> DataFrame:
     """A frame over a staged table."""
     return spark.read.format("iceberg").load(location)

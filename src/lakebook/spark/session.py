@@ -62,6 +62,35 @@ def spark_session(app: str = "lakebook", *, master: str | None = None, **setting
     return session
 
 
+def is_running() -> bool:
+    """Whether there is a Spark in this process: to ask for a session then gives one of it."""
+    # Only who has loaded PySpark can have one.
+    loaded = sys.modules.get("pyspark")
+    return loaded is not None and loaded.SparkContext._active_spark_context is not None
+
+
+def is_alive(spark: Any) -> bool:
+    """Whether a session can still be worked on: nobody has stopped its Spark, and its JVM answers.
+
+    Of a client of Spark Connect only what the client itself knows: its server would have to be waited for.
+    """
+    try:
+        if _jvm_of(spark) is None:
+            return not spark.is_stopped
+        return not spark.sparkContext._jsc.sc().isStopped()
+    except Exception:  # noqa: BLE001 - py4j's, or a socket's: nobody is there who could answer
+        return False
+
+
+def require_alive(spark: Any, error: BaseException | None = None) -> None:
+    """Refuse a session whose Spark is gone; `error` is what that was noticed by."""
+    if not is_alive(spark):
+        why = "" if error is None else f" ({reason_of(error)})"
+        raise SparkUnsuitable(
+            f"it was stopped, or does not answer any more{why}", on="Spark", remedy="Start another session"
+        ) from error
+
+
 def session_with_catalog(spark: SparkSession, name: str, uri: str, token: str, warehouse: Warehouse) -> SparkSession:
     """A session of the same Spark in which an Iceberg REST catalog is known by a name."""
     check_session(spark, warehouse)
@@ -84,8 +113,9 @@ def session_with_catalog(spark: SparkSession, name: str, uri: str, token: str, w
     if warehouse.bucket is not None:
         # Iceberg's own way to S3 would need another library, and credentials of its own.
         settings[".io-impl"] = "org.apache.iceberg.hadoop.HadoopFileIO"
-    for key, value in settings.items():
-        own.conf.set(f"spark.sql.catalog.{name}{key}", value)
+    with buckets.unlogged():
+        for key, value in settings.items():
+            own.conf.set(f"spark.sql.catalog.{name}{key}", value)
     own.conf.set("spark.sql.session.timeZone", "UTC")
     return own
 

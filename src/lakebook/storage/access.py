@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, fields, replace
 from typing import Any
-from urllib.parse import urlsplit
 
-from lakebook.config import Settings
+from lakebook.config import Settings, split_url
 from lakebook.errors import InvalidSetting
 
 _REGION = "us-east-1"
 _SECRETS = ("access_key_id", "secret_access_key", "session_token")
+_ENDPOINT, _ADDRESS = "s3_endpoint", "Write https://host or http://host:port"
+_PLAIN_ADDRESS = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:%/-]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +41,16 @@ class S3Access:
                 on="warehouse",
                 remedy="Set both s3_access_key_id and s3_secret_access_key, or none of them",
             )
-        if self.endpoint and (urlsplit(self.endpoint).scheme not in ("http", "https") or "@" in self.endpoint):
+        if self.session_token and not self.access_key_id:
             raise InvalidSetting(
-                "it is not the address of a store", on="s3_endpoint", remedy="Write https://host or http://host:port"
+                "there is a token, and no key that it belongs to",
+                on="warehouse",
+                remedy="Set s3_access_key_id and s3_secret_access_key with s3_session_token, or none of them",
             )
+        if self.endpoint and not _is_address(self.endpoint):
+            raise InvalidSetting("it is not the address of a store", on=_ENDPOINT, remedy=_ADDRESS)
+        for name in (*_SECRETS, "region"):
+            check_header(getattr(self, name), f"s3_{name}")
 
     def __repr__(self) -> str:
         told = (f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.name not in _SECRETS)
@@ -54,10 +62,13 @@ class S3Access:
         return bool(self.access_key_id)
 
     def resolved(self) -> S3Access:
-        """The same with what the environment says about the address; AWS's own names for it are known."""
+        """The same with what the environment, and the profile that it names, say about the address."""
         env = os.environ
         endpoint = self.endpoint or env.get("AWS_ENDPOINT_URL_S3", "") or env.get("AWS_ENDPOINT_URL", "")
         region = self.region or env.get("AWS_REGION", "") or env.get("AWS_DEFAULT_REGION", "")
+        if not endpoint or not region:
+            theirs = _told_by_profile()
+            endpoint, region = endpoint or theirs[0], region or theirs[1]
         by_path = ("yes" if endpoint else "no") if self.path_style == "auto" else self.path_style
         return replace(self, endpoint=endpoint.rstrip("/"), region=region, path_style=by_path)
 
@@ -77,6 +88,45 @@ class S3Access:
     def with_region(self, found: str | None) -> S3Access:
         """The same with a region: the one it has, else the one that was found, else the usual one."""
         return replace(self, region=self.region or found or _REGION)
+
+
+def _is_address(endpoint: str) -> bool:
+    """Whether requests can be sent there. What sends them would panic, and not say so, over what cannot be."""
+    parts = split_url(endpoint, _ENDPOINT, _ADDRESS)
+    try:
+        _ = parts.port
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and _PLAIN_ADDRESS.fullmatch(endpoint) is not None
+
+
+def check_header(value: str, on: str) -> None:
+    """Refuse what cannot stand in the head of a request, over which its sender would panic too."""
+    if not (value.isascii() and value.isprintable()):
+        raise InvalidSetting(
+            "it has a character that cannot be in it, perhaps a line break at its end", on=on, remedy="Write it anew"
+        )
+
+
+def _told_by_profile() -> tuple[str, str]:
+    """The endpoint and the region that the files of AWS's own tools name; none without them, or without the profile."""
+    try:
+        from botocore.exceptions import BotoCoreError
+        from botocore.session import Session
+    except ModuleNotFoundError:
+        return "", ""
+    session = Session()
+    try:
+        profile = session.get_scoped_config()
+        own = session.full_config.get("services", {}).get(profile.get("services"), {}).get("s3")
+        # As the tools look for it: what is said of this service counts before what is said of all.
+        endpoint = (own.get("endpoint_url") if isinstance(own, dict) else "") or profile.get("endpoint_url") or ""
+        if session.get_config_variable("ignore_configured_endpoint_urls"):
+            endpoint = ""
+        return str(endpoint), str(session.get_config_variable("region") or "")
+    except BotoCoreError:
+        # Who opens the bucket is told.
+        return "", ""
 
 
 def access_of(settings: Settings) -> S3Access:

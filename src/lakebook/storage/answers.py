@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -62,9 +63,15 @@ _REFUSED = frozenset(
 # A folder is no object, and there is none below a file.
 ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
+# What a store answers is XML, and obstore's errors have it in them.
+_TOLD = re.compile(r"<(Code|Message)>([^<]*)<")
+
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 Ranges: TypeAlias = Sequence[tuple[int, int]]
+
+#: A store that is away or refuses says nothing of an object: who takes it for a damaged one loses what is whole.
+NO_ANSWER = (StorageUnavailable, StorageRefused)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +161,15 @@ def unavailable(error: Exception, on: str) -> StorageUnavailable:
 
 
 def reason_of(error: Exception) -> str:
-    """The first line of what went wrong: what follows in obstore's errors is for its developers."""
+    """The first line of what went wrong: what follows in obstore's errors is for its developers.
+
+    Of a store's own answer only its code and message count: it repeats keys and tokens that it did not like.
+    """
     text = (error.strerror if isinstance(error, OSError) else None) or str(error).strip()
-    return redact(text.splitlines()[0])[:200] if text else type(error).__name__
+    if told := {name: found for name, found in _TOLD.findall(text) if found}:
+        return redact(": ".join(told[name] for name in ("Code", "Message") if name in told))[:200]
+    before = text.partition("<")[0].strip()
+    return redact(before.splitlines()[0])[:200] if before else type(error).__name__
 
 
 def check_range(on: str, start: int, length: int, size: int) -> None:

@@ -6,7 +6,7 @@ import builtins
 import io
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from itertools import islice
@@ -46,7 +46,15 @@ class Bucket:
         # "memory://" has no name to which a path could be added.
         self._base = f"{head}/" if head.endswith("://") else f"{head.rstrip('/')}/"
         self.shown_root = head
-        self._store = store
+        self._reached = store
+
+    @property
+    def _store(self) -> Any:
+        self._check_process()
+        return self._reached
+
+    def _check_process(self) -> None:
+        """Raise if this process cannot use it."""
 
     def _on(self, path: str) -> str:
         return self._base + path
@@ -122,6 +130,10 @@ class Bucket:
     def measure(self, path: str) -> Measured:
         return hashed(path, self.stream(path, HASHED_AT_ONCE))
 
+    def mark(self, _path: str) -> str | None:
+        """It has none that lasts."""
+        return None
+
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         return self._listed(prefix, None)
 
@@ -151,7 +163,7 @@ class Bucket:
             raise error
         return count
 
-    def end_uploads(self, _prefix: str, _before: datetime | None) -> int:
+    def end_uploads(self, _prefix: str, _before: datetime | None, _of: Callable[[str], bool] | None = None) -> int:
         """Nothing is uploaded in parts."""
         return 0
 

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import heapq
+import uuid
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice
+from typing import Any
 
+import orjson
 import xxhash
 
 from lakebook import failpoints
-from lakebook.errors import CopyFailed
+from lakebook.errors import CopyFailed, LakebookError
 from lakebook.storage.objects import WORKERS, ObjectStore
 
 XXH3 = "xxh3:"
 # Made durable together: then a folder is synchronised once for many files.
 _AT_ONCE = 500
+# What is copied again at most, of objects without a checksum of their bytes, after a kill.
+_NOTED_OBJECTS, _NOTED_BYTES = 500, 256 << 20
 
 
 @dataclass(frozen=True)
@@ -42,39 +49,125 @@ class Copied:
     skipped: int = 0
 
 
+class Journal:
+    """Checksums of bytes that were copied, where none of them is recorded: only a store's own mark, or nothing.
+
+    It lies in a folder of the target. Every attempt writes some files there, each about some hundred objects, in the
+    order of their paths. It is no proof that an object is there: whoever goes on compares the bytes that are. So it
+    does not matter which of the two survives a loss of power.
+    """
+
+    def __init__(self, store: ObjectStore, folder: str) -> None:
+        """Begin the notes of an attempt, in a folder with those of the former ones."""
+        self._store = store
+        self._folder = folder
+        self._attempt = uuid.uuid4().hex
+        self._number = 0
+        self._waiting: list[tuple[str, int, str | None, str]] = []
+        self._bytes = 0
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.flush()
+            return
+        # What went wrong before is what counts.
+        with suppress(LakebookError):
+            self.flush()
+
+    def note(self, item: KnownObject, checksum: str) -> None:
+        """Remember the checksum of the bytes that an object was found to have; kept soon."""
+        self._waiting.append((item.path, item.size, item.checksum, checksum))
+        self._bytes += item.size
+        if len(self._waiting) >= _NOTED_OBJECTS or self._bytes >= _NOTED_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Keep what was noted."""
+        if self._waiting:
+            self._number += 1
+            path = f"{self._folder}/{self._attempt}/{self._number:08}.json"
+            self._store.put_new(path, orjson.dumps(self._waiting))
+            self._waiting, self._bytes = [], 0
+
+    def known(self, wanted: Iterable[KnownObject]) -> Iterator[tuple[KnownObject, str | None]]:
+        """Objects in the order of their paths, each with the checksum of its bytes if somebody knows it."""
+        notes = self._notes()
+        note = next(notes, None)
+        for item in wanted:
+            checksum = item.checksum if item.is_of_bytes else None
+            while note is not None and note[0] <= item.path:
+                # The same path may have been noted when something else was recorded of it.
+                if note[:3] == [item.path, item.size, item.checksum]:
+                    checksum = note[3]
+                note = next(notes, None)
+            yield item, checksum
+
+    def _notes(self) -> Iterator[list[Any]]:
+        paths = sorted(item.path for item in self._store.list(self._folder))
+        attempts = [list(group) for _, group in groupby(paths, lambda path: path.rpartition("/")[0])]
+        return heapq.merge(*(self._read(attempt) for attempt in attempts), key=lambda note: note[0])
+
+    def _read(self, paths: list[str]) -> Iterator[list[Any]]:
+        for path in paths:
+            # One that cannot be read costs that its objects are copied again.
+            with suppress(orjson.JSONDecodeError):
+                yield from orjson.loads(self._store.read(path))
+
+
 def copy_objects(
-    source: ObjectStore, target: ObjectStore, wanted: Iterable[KnownObject], copied: Copied, workers: int = WORKERS
+    source: ObjectStore,
+    target: ObjectStore,
+    wanted: Iterable[KnownObject],
+    copied: Copied,
+    journal: Journal,
+    workers: int = WORKERS,
 ) -> Iterator[tuple[KnownObject, str]]:
-    """Copy objects; each that is there, with the checksum of its bytes.
+    """Copy objects, which come in the order of their paths; each that is there, with the checksum of its bytes.
 
     One that was there already, and is the same, is left as it is.
     """
-    rest = iter(wanted)
+    rest = journal.known(wanted)
     with ThreadPoolExecutor(workers, thread_name_prefix="lakebook-copy") as pool:
         while batch := list(islice(rest, _AT_ONCE)):
-            written: list[str] = []
             try:
-                for item, found in zip(batch, pool.map(lambda item: _copy(source, target, item), batch), strict=True):
+                done = pool.map(lambda pair: _copy(source, target, *pair), batch)
+                for (item, known), found in zip(batch, done, strict=True):
                     copied.objects += 1
                     copied.bytes += item.size
                     copied.skipped += found is None
-                    if found is not None:
-                        written.append(item.path)
-                    yield item, found or item.checksum or ""
+                    if found is not None and not item.is_of_bytes:
+                        journal.note(item, found)
+                    yield item, found or known or ""
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
-            target.make_durable(written, workers)
+            # Also those that were there: who wrote them may have been killed before this.
+            target.make_durable([item.path for item, _ in batch], workers)
 
 
-def _copy(source: ObjectStore, target: ObjectStore, item: KnownObject) -> str | None:
+def differing(
+    target: ObjectStore, wanted: Iterable[KnownObject], journal: Journal, workers: int = WORKERS
+) -> Iterator[str]:
+    """Which of these objects, in the order of their paths, have other bytes at the target than were copied."""
+    rest = journal.known(wanted)
+    with ThreadPoolExecutor(workers, thread_name_prefix="lakebook-copy") as pool:
+        while batch := list(islice(rest, _AT_ONCE)):
+            sums = pool.map(lambda pair: _checksum(target, pair[0].path), batch)
+            yield from (item.path for (item, known), found in zip(batch, sums, strict=True) if found != known)
+
+
+def _copy(source: ObjectStore, target: ObjectStore, item: KnownObject, known: str | None) -> str | None:
     """Copy an object, unless it is there; its checksum, or none if it was."""
     found = target.size(item.path)
     if found is not None:
         # An object appears as a whole. But nobody says that it was this copy which put it there.
-        if found == item.size and item.is_of_bytes and _checksum(target, item.path) == item.checksum:
+        if found == item.size and known is not None and _checksum(target, item.path) == known:
             return None
         target.delete_one(item.path)
+    mark = None if item.is_of_bytes else source.mark(item.path)
     digest = xxhash.xxh3_64()
     size = 0
     with target.create(item.path, durable=False) as file:
@@ -84,6 +177,9 @@ def _copy(source: ObjectStore, target: ObjectStore, item: KnownObject) -> str | 
             file.write(chunk)
         # Within the block: what is not as it was recorded does not appear.
         _check(source, item, size, f"{XXH3}{digest.hexdigest()}")
+        if mark is not None:
+            # Before and after it was read: else it could have been read half as it was and half as it is.
+            _check_marks(source, item, mark, source.mark(item.path))
     failpoints.reach("copy.object_copied")
     return f"{XXH3}{digest.hexdigest()}"
 
@@ -103,4 +199,17 @@ def _check(source: ObjectStore, item: KnownObject, size: int, checksum: str) -> 
         f"it has {size} bytes ({checksum}), and {item.size} were recorded ({item.checksum or 'without a checksum'})",
         on=source.uri(item.path),
         remedy="Run `lakebook verify` on the source",
+    )
+
+
+def _check_marks(source: ObjectStore, item: KnownObject, before: str, after: str | None) -> None:
+    recorded = item.checksum or before
+    if before == after == recorded:
+        return
+    raise CopyFailed(
+        f"it is not what was recorded: its store knows it by {before if before != recorded else after}, and knew it by"
+        f" {recorded}",
+        on=source.uri(item.path),
+        remedy="Run `lakebook verify` on the source. If another tool has brought it there, let that do so in parts of"
+        " 16 MiB, as Lakebook and Spark do: in other parts, a store knows the same bytes by another mark",
     )

@@ -161,6 +161,10 @@ class Folder:
     def measure(self, path: str) -> Measured:
         return hashed(path, self.stream(path, HASHED_AT_ONCE))
 
+    def mark(self, _path: str) -> str | None:
+        """A file is known by nothing but its bytes."""
+        return None
+
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         with typed(self._on(prefix)):
             folder = self._find(prefix) if prefix else self._root or "/"
@@ -210,7 +214,7 @@ class Folder:
             _remove_folder(here)
             return count
 
-    def end_uploads(self, _prefix: str, _before: datetime | None) -> int:
+    def end_uploads(self, _prefix: str, _before: datetime | None, _of: Callable[[str], bool] | None = None) -> int:
         """What is not complete has no name, and ends with its process."""
         return 0
 

@@ -6,9 +6,10 @@ Nothing above storage knows whether the warehouse is a folder, memory or a bucke
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterable, Iterator, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import unquote
@@ -16,7 +17,7 @@ from urllib.parse import unquote
 from obstore.store import MemoryStore
 
 from lakebook.config import redact
-from lakebook.errors import InvalidInput, PathOutsideWarehouse
+from lakebook.errors import InvalidInput, PathOutsideWarehouse, StorageUnavailable
 from lakebook.names import check_path, shown
 from lakebook.storage.answers import HASHED_AT_ONCE, XXH3, Failures, Measured, ObjectInfo, Ranges, hashed, in_parallel
 from lakebook.storage.bucket import Bucket
@@ -25,6 +26,9 @@ from lakebook.storage.warehouse import Warehouse
 
 CHUNK = 8 << 20
 WORKERS = 8
+# Where small objects lie for a moment.
+_PROBES = ".lakebook-probes"
+_PROBED = timedelta(hours=1)
 
 
 class ObjectStore:
@@ -106,6 +110,10 @@ class ObjectStore:
             return hashed(path, self.stream(path, HASHED_AT_ONCE))
         return self._place.measure(check_path(path))
 
+    def mark(self, path: str) -> str | None:
+        """What the store itself knows the object by (`etag:…`), without a byte of it; None where it knows nothing."""
+        return self._place.mark(check_path(path))
+
     # --- listing and deleting --------------------------------------------------
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
@@ -130,13 +138,39 @@ class ObjectStore:
         """Delete everything below a folder, and the folder; returns how many objects that were."""
         return self._place.delete_folder(check_path(prefix))
 
-    def end_uploads(self, prefix: str = "", *, before: datetime | None = None) -> int:
-        """End the uploads below a folder that were begun, before a time, and never finished; how many those were."""
-        return self._place.end_uploads(check_path(prefix) if prefix != "" else "", before)
+    def end_uploads(
+        self, prefix: str = "", *, before: datetime | None = None, of: Callable[[str], bool] | None = None
+    ) -> int:
+        """End the uploads below a folder that were begun, before a time, and never finished; how many those were.
+
+        `of` says by its path whether one is meant.
+        """
+        return self._place.end_uploads(check_path(prefix) if prefix != "" else "", before, of)
 
     def remove_empty_folders(self, path: str) -> None:
         """Remove the folders above `path` that are empty, up to the warehouse's root."""
         self._place.remove_empty_folders(check_path(path))
+
+    def now(self) -> datetime:
+        """What time it is by the clock that dates the objects: that of the store, and no other.
+
+        A small object is stored, and its date looked up where those of all others are. What was there before has
+        none that is later, whole seconds or not.
+        """
+        path = f"{_PROBES}/{uuid.uuid4().hex}"
+        self._place.put_new(path, b"", False)
+        left = [path]
+        try:
+            dates = {item.path: item.modified for item in self._place.list(_PROBES)}
+            if path not in dates:
+                raise StorageUnavailable("what was just stored is not listed", on=self.uri(path))
+            # Whoever stored one long ago was killed before it was deleted.
+            left += [other for other, date in dates.items() if date < dates[path] - _PROBED]
+            return dates[path]
+        finally:
+            for each in left:
+                self.delete_one(each)
+            self._place.remove_empty_folders(path)
 
     # --- names for others ------------------------------------------------------
 

@@ -8,7 +8,10 @@ profiles of AWS: these go through boto3.
 from __future__ import annotations
 
 import builtins
+import logging
+import os
 import random
+import re
 import time
 import uuid
 from collections import deque
@@ -16,16 +19,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
+from functools import cache
 from itertools import islice
+from threading import Lock
 from typing import Any, BinaryIO, TypeVar, cast
-from urllib.parse import urlsplit
 
 import obstore
 from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
 from lakebook import failpoints
-from lakebook.config import redact
+from lakebook.config import redact, split_url
 from lakebook.errors import (
     InvalidSetting,
     LakebookError,
@@ -34,16 +38,18 @@ from lakebook.errors import (
     StorageRefused,
     StorageUnavailable,
 )
-from lakebook.storage.access import S3Access
+from lakebook.storage.access import S3Access, check_header
 from lakebook.storage.answers import Failures, Measured, ObjectInfo, Sink, reason_of, refused, typed, unavailable
 from lakebook.storage.bucket import DELETED_AT_ONCE, Bucket
 
 try:
-    import boto3
-    from boto3.session import Session
     from botocore.config import Config
+    from botocore.credentials import Credentials
     from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
+    from botocore.loaders import Loader, create_loader
     from botocore.parsers import ResponseParserError
+    from botocore.session import Session, get_session
+    from botocore.utils import is_valid_endpoint_url, validate_region_name
     from obstore.auth.boto3 import Boto3CredentialProvider
 except ModuleNotFoundError:
     raise InvalidSetting(
@@ -62,7 +68,28 @@ _ABSENT = frozenset({"NoSuchKey", "NoSuchBucket", "NoSuchUpload", "404", "NotFou
 _THERE = frozenset({"PreconditionFailed", "412", "ConditionalRequestConflict"})
 _THROTTLED = frozenset({"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "RequestTimeout"})
 
+# Headers by which a request is signed, as boto3 logs them where somebody debugs.
+_SIGNED = re.compile(r"(?i)((?:x-amz-security-token|authorization)['\"]?:\s*b?['\"]?)[^'\"\n]+")
+
+# What boto3 takes for the name of one. obstore takes anything, and panics when it is to be sent.
+_BUCKET = re.compile(r"[A-Za-z0-9._-]{1,255}")
+
 _Result = TypeVar("_Result")
+
+# The process in which the threads of obstore run. A child that is forked has none, and would wait for them for ever.
+_process: int | None = None
+
+
+class _WithoutSecrets(logging.Filter):
+    """What boto3 says about its requests, without the keys and tokens in them."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = _SIGNED.sub(r"\1***", record.getMessage()), ()
+        return True
+
+
+for _speaker in ("botocore.auth", "botocore.endpoint"):
+    logging.getLogger(_speaker).addFilter(_WithoutSecrets())
 
 
 class S3Bucket(Bucket):
@@ -70,22 +97,45 @@ class S3Bucket(Bucket):
 
     def __init__(self, root: str, access: S3Access) -> None:
         head = redact(root)
-        place = urlsplit(root)
+        place = split_url(root, head)
         self._bucket, self._prefix = place.netloc, place.path.strip("/")
         # What is read out of it has to be all of it: engines take the whole text for the name.
         read = f"s3://{self._bucket}/{self._prefix}".rstrip("/")
-        if not self._bucket or "@" in self._bucket or read != root.rstrip("/"):
+        if not _BUCKET.fullmatch(self._bucket) or read != root.rstrip("/"):
             raise InvalidSetting("it names no bucket", on=head, remedy="Write s3://bucket/prefix")
         found = access.resolved()
         session = _session(found, head)
-        self._access = found.with_region(session.region_name)
+        self._access = found.with_region(None)
         try:
+            # What botocore would say of them when it is first needed.
+            validate_region_name(self._access.region)
+            if self._access.endpoint and not is_valid_endpoint_url(self._access.endpoint):
+                raise ValueError("its endpoint is no address")
             super().__init__(root, self._obstore(session, retried=True))
             # A create that is tried again meets its own object if only the answer was lost: see `put_new`.
             self._creating = self._obstore(session, retried=False)
-        except (BaseError, ValueError, TypeError) as error:
+        except (BaseError, BotoCoreError, ValueError, TypeError, OverflowError) as error:
             raise InvalidSetting(f"it cannot be used ({reason_of(error)})", on=head) from None
-        self._client = self._boto3(session)
+        self._session, self._made, self._making = session, None, Lock()
+
+    @property
+    def _client(self) -> Any:
+        # To make it takes a tenth of a second, which those who only read and store small objects need not wait for.
+        with self._making:
+            if self._made is None:
+                self._made = self._boto3(self._session)
+            return self._made
+
+    def _check_process(self) -> None:
+        global _process
+        if _process is None:
+            _process = os.getpid()
+        if _process != os.getpid():
+            raise StorageRefused(
+                "this process was forked from one that had used a bucket, and the threads that speak to it were not",
+                on=self.shown_root,
+                remedy="Start processes by spawn or forkserver, or fork before the first use of a bucket",
+            )
 
     def _obstore(self, session: Session, *, retried: bool) -> Any:
         access = self._access
@@ -123,7 +173,7 @@ class S3Bucket(Bucket):
 
     def _boto3(self, session: Session) -> Any:
         access = self._access
-        return session.client(
+        return session.create_client(
             "s3",
             endpoint_url=access.endpoint or None,
             region_name=access.region,
@@ -150,6 +200,8 @@ class S3Bucket(Bucket):
 
     def put_new(self, path: str, data: bytes, _durable: bool) -> None:
         on, write = self._on(path), uuid.uuid4().hex
+
+        self._check_process()
 
         def put() -> None:
             with typed(on):
@@ -253,12 +305,13 @@ class S3Bucket(Bucket):
                 lambda: self._client.abort_multipart_upload(Bucket=self._bucket, Key=self._key(path), UploadId=upload),
             )
 
-    def end_uploads(self, prefix: str, before: datetime | None) -> int:
+    def end_uploads(self, prefix: str, before: datetime | None, of: Callable[[str], bool] | None = None) -> int:
         below = f"{self._key(prefix)}/" if prefix else f"{self._prefix}/" if self._prefix else ""
         ended = 0
         for found in self._uploads(prefix, below):
-            if before is None or found["Initiated"] < before:
-                self.abandon_upload(self._path(found["Key"]), found["UploadId"])
+            path = self._path(found["Key"])
+            if (before is None or found["Initiated"] < before) and (of is None or of(path)):
+                self.abandon_upload(path, found["UploadId"])
                 ended += 1
         return ended
 
@@ -307,12 +360,17 @@ class S3Bucket(Bucket):
                 time.sleep(wait)
 
     def measure(self, path: str) -> Measured:
+        size, mark = self._marked(path)
+        return super().measure(path) if mark is None else Measured(path, size, mark)
+
+    def mark(self, path: str) -> str | None:
+        return self._marked(path)[1]
+
+    def _marked(self, path: str) -> tuple[int, str | None]:
         with typed(self._on(path)):
             found = obstore.head(self._store, path)
         tag = found["e_tag"]
-        if not tag:
-            return super().measure(path)
-        return Measured(path, found["size"], f"{_ETAG}:{tag.strip(chr(34))}")
+        return found["size"], f"{_ETAG}:{tag.strip(chr(34))}" if tag else None
 
     # --- deleting --------------------------------------------------------------
 
@@ -388,15 +446,19 @@ class S3Bucket(Bucket):
             raise unavailable(error, on) from None
 
 
+@cache
+def _descriptions(folders: str | None) -> Loader:
+    """What AWS's services are like, read from files once for all sessions: it is megabytes of JSON."""
+    return create_loader(folders)
+
+
 def _session(access: S3Access, on: str) -> Session:
-    if access.has_credentials:
-        return boto3.Session(
-            aws_access_key_id=access.access_key_id,
-            aws_secret_access_key=access.secret_access_key,
-            aws_session_token=access.session_token or None,
-        )
+    session = get_session()
     try:
-        session = boto3.Session()
+        # A profile that is named has to be there, also where nobody needs it: to ask for this looks at it.
+        session.register_component("data_loader", _descriptions(session.get_config_variable("data_path")))
+        if access.has_credentials:
+            session.set_credentials(access.access_key_id, access.secret_access_key, access.session_token or None)
         found = session.get_credentials()
     except BotoCoreError as error:
         raise InvalidSetting(f"no credentials can be had ({reason_of(error)})", on=on) from None
@@ -406,6 +468,9 @@ def _session(access: S3Access, on: str) -> Session:
             on=on,
             remedy="Set s3_access_key_id and s3_secret_access_key, or what AWS looks at: AWS_ACCESS_KEY_ID, a profile",
         )
+    if type(found) is Credentials:
+        # Others are fetched when they are needed, by whoever gives them out.
+        check_header(f"{found.access_key}{found.token or ''}", f"credentials of {on}")
     return session
 
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 import os
 import uuid
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from lakebook.config import redact
-from lakebook.errors import InvalidSetting, LakebookError, WarehouseNotWritable
+from lakebook.config import redact, split_url
+from lakebook.errors import InvalidSetting, LakebookError, ObjectExists, WarehouseNotWritable
 from lakebook.storage.access import S3Access
 
+if TYPE_CHECKING:
+    from lakebook.storage.bucket import Bucket
+
 _PROBE = b"lakebook"
+_PLACES = "Use a folder, file://… or s3://bucket/prefix"
 
 
 class Warehouse:
@@ -22,17 +27,21 @@ class Warehouse:
 
         `access` is how a bucket is reached; without it, as AWS's own tools would.
         """
-        scheme = urlsplit(root).scheme if "://" in root else ""
+        parts = split_url(root, redact(root), _PLACES) if "://" in root else None
+        scheme = parts.scheme if parts is not None else ""
         if scheme not in ("", "file", "memory", "s3"):
+            raise InvalidSetting(f"{scheme}:// is not a place for a warehouse", on=redact(root), remedy=_PLACES)
+        if scheme in ("memory", "s3") and not root.startswith(f"{scheme}://"):
+            # Engines go by how it begins, and so does all that is recorded.
             raise InvalidSetting(
-                f"{scheme}:// is not a place for a warehouse",
+                f"it is {scheme}:// in another spelling",
                 on=redact(root),
-                remedy="Use a folder, file://… or s3://bucket/prefix",
+                remedy=f"Write {scheme}:// in small letters, with nothing before it",
             )
         self.folder = None
         self.access = access or S3Access()
         if scheme in ("", "file"):
-            path = unquote(urlsplit(root).path) if scheme else root
+            path = unquote(parts.path) if parts is not None and scheme else root
             if not path or "\0" in path:
                 raise InvalidSetting("it names no folder", on="warehouse")
             self.folder = Path(path).absolute()
@@ -56,12 +65,28 @@ class Warehouse:
         place = S3Bucket(self.root, self.access)
         try:
             place.put_new(name, _PROBE, True)
+            self._refuse_replacing(place, name)
             return place.read(name)
         finally:
             place.delete([name], [])
 
+    def _refuse_replacing(self, place: Bucket, name: str) -> None:
+        """Refuse a store that lets what is there be created again: of two who commit, both would believe they had."""
+        try:
+            place.put_new(name, _PROBE, True)
+        except ObjectExists:
+            return
+        raise WarehouseNotWritable(
+            "the store replaces an object that is to be created only where there is none",
+            on=redact(self.root),
+            remedy="Use a store that knows `If-None-Match: *` on PUT, and let no proxy before it drop that header",
+        )
+
     def check_writable(self) -> None:
-        """Store a small object, read it back and remove it, or say why that cannot be done."""
+        """Store a small object, read it back and remove it, or say why that cannot be done.
+
+        Of a bucket it is also tried whether the object can be created twice, which must not be.
+        """
         name = f".lakebook-probe-{uuid.uuid4().hex}"
         try:
             if self.folder is not None:
@@ -69,7 +94,7 @@ class Warehouse:
             else:
                 found = self._probe_bucket(name) if self.bucket is not None else _PROBE
         except (LakebookError, OSError, ValueError) as error:
-            if isinstance(error, InvalidSetting):
+            if isinstance(error, InvalidSetting | WarehouseNotWritable):
                 raise
             told = error.what if isinstance(error, LakebookError) else str(error).strip()
             reason = told.splitlines()[0] if told else type(error).__name__

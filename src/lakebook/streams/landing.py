@@ -8,9 +8,10 @@ on the way costs the segments that were stored: they are stamped again from the 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
@@ -36,6 +37,7 @@ from lakebook.registry.topics import Topic, not_found
 from lakebook.registry.transactions import new_id
 from lakebook.streams.metadata_store import MetadataStore
 from lakebook.streams.record_tables import Cuts, sizes_of
+from lakebook.streams.segment_facts import batch_facts
 from lakebook.streams.segment_files import COMPRESSION, CONTENT_SCHEMA, TIMESTAMP, stamped, store_segment
 from lakebook.streams.staging import Stage, Staged, read_staged
 from lakebook.streams.sweeping import remove_unknown
@@ -129,6 +131,7 @@ class _Attempt:
         self._files: dict[int, list[Staged]] = {}
         for item in staged:
             self._files.setdefault(item.partition, []).append(item)
+        self._records = sum(item.records for item in staged)
         self._folder = metadata.open_stream_folder(stage.topic, "s")
         assert self._folder.commit_id is not None
         self._commit_id = self._folder.commit_id
@@ -159,7 +162,7 @@ class _Attempt:
 
     def _append(self, sink: str | None, batch_id: int | None) -> Landing:
         self._tried += 1
-        segments, footers = self._store()
+        segments, footers = self._store(batch_facts(new_id(), self._records, sink, batch_id))
         failpoints.reach("batch.stored")
         result = self._metadata.append_batch(
             self._stage.topic,
@@ -226,8 +229,11 @@ class _Attempt:
 
     # --- segments --------------------------------------------------------------------
 
-    def _store(self) -> tuple[dict[int, list[SegmentInfo]], dict[str, bytes]]:
-        """Stamp and store the rows of all partitions; the segments, and their footers by path."""
+    def _store(self, of_batch: Mapping[str, Any]) -> tuple[dict[int, list[SegmentInfo]], dict[str, bytes]]:
+        """Stamp and store the rows of all partitions; the segments, and their footers by path.
+
+        All of them say of which batch they are: it is known again from them if the registry is lost.
+        """
         segments: dict[int, list[SegmentInfo]] = {}
         footers: dict[str, bytes] = {}
         for number in sorted(self._files):
@@ -235,7 +241,7 @@ class _Attempt:
             for content in self._contents(self._files[number]):
                 self._renew()
                 path = f"{self._folder.folder}/{new_id()}.parquet"
-                facts = {"topic_id": self._topic.id, "partition": number, "base_offset": base}
+                facts = {"topic_id": self._topic.id, "partition": number, "base_offset": base, **of_batch}
                 rows = stamped(content, number, base)
                 file = store_segment(
                     self._lake.store,

@@ -8,7 +8,7 @@ logarithm of the target says, however long a topic is fed.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -28,6 +28,7 @@ from lakebook.errors import (
     PartitionNotFound,
     TopicNotFound,
 )
+from lakebook.lake.footers import open_footer
 from lakebook.lake.lake import Lake
 from lakebook.pages import PAGE_SIZE, every
 from lakebook.registry.footers import load_footers, paths_with_footer
@@ -40,6 +41,7 @@ from lakebook.registry.topics import GET_TOPIC, Topic, not_found, topic_from
 from lakebook.registry.transactions import new_id
 from lakebook.streams.metadata_store import MetadataStore
 from lakebook.streams.retention import topics_after
+from lakebook.streams.segment_facts import facts_of, newest_of, sinks_facts, sinks_in
 from lakebook.streams.segment_files import (
     COMPRESSION,
     MOST_ROWS,
@@ -375,12 +377,15 @@ def _described(topic: Topic, number: int, file: SegmentFile) -> SegmentInfo:
 
 def _write(lake: Lake, path: str, topic: Topic, number: int, old: Sequence[SegmentInfo]) -> SegmentFile:
     """Write the records of segments into one. No more than a row group of them is in memory, beside its bytes."""
-    facts = {"topic_id": topic.id, "partition": number, "base_offset": old[0].base_offset}
+    footers = _footers_of(lake, old)
+    # Those that are replaced go, and what they say of batches has to stay.
+    sinks = newest_of(sinks_in(facts_of(open_footer(footers[item.s3_key], on=item.s3_key))) for item in old)
+    facts = {"topic_id": topic.id, "partition": number, "base_offset": old[0].base_offset, **sinks_facts(sinks)}
     buffer = io.BytesIO()
     least: list[datetime] = []
     most: list[datetime] = []
     with segment_writer(buffer, compression=topic.config.get("compression.type", COMPRESSION), facts=facts) as writer:
-        for rows in _grouped(_rows_of(lake, number, old)):
+        for rows in _grouped(_rows_of(lake, number, old, footers)):
             writer.write_table(rows, row_group_size=rows.num_rows)
             times = pc.min_max(rows.column("timestamp")).as_py()
             least.append(times["min"])
@@ -390,16 +395,22 @@ def _write(lake: Lake, path: str, topic: Topic, number: int, old: Sequence[Segme
     return measured(path, data, old[0].base_offset, sum(item.record_count for item in old), (min(least), max(most)))
 
 
-def _rows_of(lake: Lake, number: int, old: Sequence[SegmentInfo]) -> Iterator[pa.RecordBatch]:
-    """The rows of segments, one after the other; each is what the registry has confirmed."""
-    footers = lake.registry.read_with(lambda reader: load_footers(reader, [segment.s3_key for segment in old]))
+def _footers_of(lake: Lake, old: Sequence[SegmentInfo]) -> dict[str, bytes]:
+    found = lake.registry.read_with(lambda reader: load_footers(reader, [segment.s3_key for segment in old]))
     for segment in old:
-        footer = footers.get(segment.s3_key)
-        if footer is None:
+        if segment.s3_key not in found:
             raise _gone(segment)
+    return {path: footer.metadata for path, footer in found.items()}
+
+
+def _rows_of(
+    lake: Lake, number: int, old: Sequence[SegmentInfo], footers: Mapping[str, bytes]
+) -> Iterator[pa.RecordBatch]:
+    """The rows of segments, one after the other; each is what the registry has confirmed."""
+    for segment in old:
         place = segment.base_offset
         try:
-            for batch in SegmentReader(lake.store, segment.s3_key, footer.metadata, place).batches(place):
+            for batch in SegmentReader(lake.store, segment.s3_key, footers[segment.s3_key], place).batches(place):
                 check_offsets(batch, number, place, segment.s3_key)
                 place += batch.num_rows
                 yield batch

@@ -142,7 +142,7 @@ def select(
         last = offset_of(lake, metadata, partition, ends[number])
         _check_end(partition, last)
         ranges[number] = (firsts[number], max(firsts[number], last))
-    return Selection(topic, topic_id, ranges, tuple(slices_of(metadata, topic, topic_id, ranges)))
+    return Selection(topic, topic_id, ranges, tuple(slices_of(metadata, pin, topic, topic_id, ranges)))
 
 
 def pin_starts(
@@ -205,23 +205,25 @@ def offset_of(lake: Lake, metadata: MetadataStore, partition: Partition, place: 
 
 
 def slices_of(
-    metadata: MetadataStore, topic: str, topic_id: int, ranges: Mapping[int, tuple[int, int]]
+    metadata: MetadataStore, pin: Pin, topic: str, topic_id: int, ranges: Mapping[int, tuple[int, int]]
 ) -> Iterator[Slice]:
-    """The segments of ranges that are pinned, in order, each with what is asked for of it."""
+    """The segments of ranges, in order, each with what is asked for of it; `LeaseLost` if the pin is none any more."""
     for number, (start, end) in sorted(ranges.items()):
         expected = start
         for segment in metadata.list_segments_in(topic_id, number, start, end):
             first, last = max(start, segment.base_offset), min(end, segment.end_offset + 1)
-            _tell_of_hole(topic, number, expected, first)
+            _tell_of_hole(pin, topic, number, expected, first)
             expected = last
             yield Slice(
                 segment.s3_key, segment.size_bytes, number, segment.base_offset, segment.record_count, first, last
             )
-        _tell_of_hole(topic, number, expected, end)
+        _tell_of_hole(pin, topic, number, expected, end)
 
 
-def _tell_of_hole(topic: str, number: int, expected: int, found: int) -> None:
+def _tell_of_hole(pin: Pin, topic: str, number: int, expected: int, found: int) -> None:
     if found > expected:
+        # A process that was frozen since it took its lease may have lost it, and retention took what is missing here.
+        pin.confirm()
         LOG.warning(
             "%s/%s has no records %s to %s: the registry was rebuilt without them", topic, number, expected, found - 1
         )

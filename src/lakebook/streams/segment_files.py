@@ -22,10 +22,10 @@ import xxhash
 from lakebook.errors import InvalidFile
 from lakebook.lake.footers import footer_of_tail, open_footer
 from lakebook.storage.objects import ObjectStore
+from lakebook.streams.segment_facts import PREFIX
 from lakebook.streams.uploading import upload
 
 _ID = b"PARQUET:field_id"
-_PREFIX = "lakebook."
 #: Of a row group: large enough to be read fast as a whole, small enough for one record not to cost much.
 ROW_GROUP_BYTES = 8 * 1024**2
 _LEAST_ROWS, MOST_ROWS = 1024, 128 * 1024
@@ -98,7 +98,7 @@ def segment_writer(
 
     `facts` go into its key-value metadata: what a rebuild of the registry needs.
     """
-    told = {_PREFIX + name: str(value) for name, value in (facts or {}).items() if value is not None}
+    told = {PREFIX + name: str(value) for name, value in (facts or {}).items() if value is not None}
     writer = pq.ParquetWriter(
         sink,
         SEGMENT_SCHEMA,

@@ -29,6 +29,7 @@ class Staged:
 
     path: str
     partition: int
+    records: int
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class Stager:
             self._write(path, rows)
         else:
             within(seconds, path, lambda: self._write(path, rows))
-        self.staged.append(Staged(path, number))
+        self.staged.append(Staged(path, number, rows.num_rows))
 
     def _write(self, path: str, rows: pa.Table) -> None:
         # It need not outlive the power: without the commit it counts for nobody.

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lakebook import failpoints
-from lakebook.errors import CommitOutcomeUnknown, LakebookError, RegistryCorrupt
+from lakebook.errors import ClaimLost, CommitOutcomeUnknown, LakebookError, PublishFailed, RegistryCorrupt
 from lakebook.iceberg.sql_names import INSTANCE
 from lakebook.lake.attempts import Attempt
+from lakebook.lake.claims import held
 from lakebook.lake.cleaning import Cleaner
 from lakebook.lake.inserting import insert_data, one_clear_error
 from lakebook.lake.lake import Lake
@@ -52,42 +53,39 @@ class Built:
     replaced: int = 0
 
 
-class HeldClaim:
-    """A claim while it is worked on: it is renewed with the leases of this process."""
-
-    def __init__(self, lake: Lake, claim: Claim) -> None:
-        self._lake = lake
-        self.claim = claim
-        self.id = claim.token
-
-    def renew(self) -> None:
-        """Renew it; if it was lost, the transaction that enters the range will tell."""
-        seconds = self._lake.settings.lease_seconds
-        self._lake.registry.write(lambda transaction: renew_claim(transaction, self.claim, seconds))
-
-    def close(self) -> None:
-        """Let go of it. If the registry does not answer, it runs out by itself."""
-        self._lake.renewals.let_go(self.id)
-        with suppress(LakebookError):
-            self._lake.registry.write(lambda transaction: end_claim(transaction, self.claim))
-
-
 @contextmanager
 def claimed(
     lake: Lake, view: ViewRecord, instance: str, begin: int, end: int
 ) -> Iterator[tuple[Claim, ViewRecord, list[Range]]]:
-    """Claim a range while the block runs; with the view and what is built in it, as they are under the claim."""
+    """Claim a range while the block runs; with the view and what is built in it, as they are under the claim.
+
+    Whatever fails there after another has taken it over is `ClaimLost`.
+    """
     seconds = lake.settings.lease_seconds
     claim, current, ranges = lake.registry.write(
         lambda transaction: take_claim(transaction, view, instance, begin, end, seconds)
     )
-    held = HeldClaim(lake, claim)
-    lake.renewals.hold_pin(held)
-    try:
+    renew = lambda transaction: renew_claim(transaction, claim, seconds)  # noqa: E731
+    with held(lake, claim.token, renew, lambda transaction: end_claim(transaction, claim)):
         failpoints.reach("view.claimed")
-        yield claim, current, ranges
-    finally:
-        held.close()
+        try:
+            yield claim, current, ranges
+        except (ClaimLost, CommitOutcomeUnknown, PublishFailed):
+            raise  # With a commit that was made, or may have been, the claim has gone as well.
+        except Exception as error:
+            _refuse_lost(lake, view, claim, error)
+            raise
+
+
+def _refuse_lost(lake: Lake, view: ViewRecord, claim: Claim, error: Exception) -> None:
+    """Raise `ClaimLost` if the claim is another's by now: one that was frozen fails at whatever it finds gone."""
+    try:
+        # That it ends here is as well: what was to be done under it has failed.
+        lake.registry.write(lambda transaction: settle_claim(transaction, view, claim))
+    except ClaimLost as lost:
+        raise lost from error
+    except LakebookError:
+        return  # If nobody can tell, or the view was dropped, it is what it was.
 
 
 def build_range(

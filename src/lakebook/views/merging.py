@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from lakebook.errors import FilesChanged, RangeClaimed
+from lakebook.errors import ClaimLost, FilesChanged, RangeClaimed
 from lakebook.lake.lake import Lake
 from lakebook.lake.leasing import acquire
 from lakebook.lake.planning import make_plan
@@ -92,6 +92,6 @@ def merge_range(lake: Lake, spark: SparkSession, view: ViewRecord, instance: str
                 built = enter_frame(
                     lake, current, instance, table, claim, frame, source_hash, check, operation="replace", rows=rows
                 )
-    except (RangeClaimed, FilesChanged):
+    except (RangeClaimed, ClaimLost, FilesChanged):
         return None
     return Built(begin, end, MERGED, built.rows, built.replaced)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from lakebook.clock import to_datetime, to_ms
-from lakebook.errors import BuildFailed, InvalidInput, LakebookError, RangeClaimed
+from lakebook.errors import BuildFailed, ClaimLost, InvalidInput, LakebookError, RangeClaimed
 from lakebook.lake.lake import Lake
 from lakebook.names import shown
 from lakebook.registry.claims import ClaimInfo, list_claims
@@ -229,11 +229,12 @@ class View:
 
     def _build_one(
         self, spark: SparkSession, view: ViewRecord, instance: str, spec: RangeSpec, *, force: bool, wait: bool
-    ) -> Built | RangeClaimed | tuple[str, str]:
+    ) -> Built | RangeClaimed | ClaimLost | tuple[str, str]:
         while True:
             try:
                 return build_range(self._lake, self._metadata, spark, view, instance, spec, force=force)
-            except RangeClaimed as claimed:
+            except (RangeClaimed, ClaimLost) as claimed:
+                # Another builds it, or has taken it over since: it is that one's.
                 if not wait:
                     return claimed
                 self._lake.clock.sleep(_WAIT)
@@ -368,8 +369,8 @@ class View:
             return chosen.row_count
 
 
-def _count(done: Materialized, outcome: Built | RangeClaimed | tuple[str, str]) -> None:
-    if isinstance(outcome, RangeClaimed):
+def _count(done: Materialized, outcome: Built | RangeClaimed | ClaimLost | tuple[str, str]) -> None:
+    if isinstance(outcome, RangeClaimed | ClaimLost):
         done.claimed += 1
     elif isinstance(outcome, tuple):
         done.failed[outcome[0]] = outcome[1]
