@@ -143,6 +143,37 @@ def test_where_a_file_has_other_times_than_its_writer_said_they_are_stale_once_i
 
 
 @with_folder
+@pytest.mark.parametrize("lie", [{}, said(3.5, 3.6), {"null_value_counts": {TS: 1}}], ids=["none", "times", "nulls"])
+@pytest.mark.parametrize("where", ["ts < '2024-01-01T03:00:00+00:00'", "id = 1 AND region IN ('eu', 'us')"])
+def test_a_plan_finds_a_file_whenever_somebody_looks_at_it_meanwhile(
+    book: Book, table: Table, lie: dict[str, Any], where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Its footer is taken here, and nowhere else.
+    monkeypatch.setattr(book.lake.settling, "notice", lambda table: None)
+    hand = Hand(book, table)
+    registry, read = book.lake.registry, book.lake.registry.read_with
+    reads = before = 0
+
+    def after_a_look(work: Any, **options: Any) -> Any:
+        nonlocal reads
+        reads += 1
+        if reads == before:
+            settled.append(book.settle_debts().paid)
+        return read(work, **options)
+
+    while reads >= before:
+        reads, before = 0, before + 1
+        hand.append(hand.data_file(arrow=with_ids(table, [row(1.5)]), **lie))
+        settled: list[int] = []
+        with monkeypatch.context() as patched:
+            patched.setattr(registry, "read_with", after_a_look)
+            found = table.plan(where).files
+        assert len(found) == before, f"the footer was taken before read {before}"
+        assert settled == ([1] if reads >= before else [])
+    assert before > 4
+
+
+@with_folder
 def test_the_first_row_of_a_source_is_known_before_its_footer_was_taken(book: Book, table: Table) -> None:
     view = view_of(book)
     book.catalog().load_table("default.orders").append(rows_of(table, [row(2.5)]))

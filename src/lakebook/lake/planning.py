@@ -237,7 +237,9 @@ def _candidates(
     plan: Plan, field_id: int, kind: str, ranges: Sequence[tuple[bytes | None, bytes | None]], most: int
 ) -> set[int] | None:
     table_id, version = plan.table.id, plan.version
-    found: set[int] = set()
+    # Files without statistics may match whatever is asked. They are asked for first: a file whose statistics
+    # are taken meanwhile is found here, and if they were taken before, by them. The other way round it is found by neither.
+    found = set(plan.lake.registry.read_with(lambda reader: unmeasured_files(reader, table_id, version, most + 1)))
     for low, high in ranges:
         probes = probe_ranges(
             None if low is None else sort_key(kind, low), None if high is None else sort_key(kind, high)
@@ -249,8 +251,6 @@ def _candidates(
         )
         if len(found) > most:
             return None
-    # Files without statistics may match whatever is asked.
-    found.update(plan.lake.registry.read_with(lambda reader: unmeasured_files(reader, table_id, version, most + 1)))
     short = _short_of(plan, field_id, most)
     if short is None:
         return None
