@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import errno
 import hashlib
 import io
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -1032,6 +1034,56 @@ def test_a_large_object_goes_to_a_bucket_in_parts(buckets: Buckets, bucket: str,
     assert buckets.uploads(bucket) == []
     (measured,) = remote.measure(["large"])
     assert measured.checksum.endswith("-3")
+
+
+@pytest.mark.parametrize(
+    ("kept", "made_by", "known_as"),
+    [
+        ("SHA256", lambda data: hashlib.sha256(data).digest(), "sha256"),
+        # The store takes the writer's word for it; so may this test.
+        ("CRC64NVME", lambda data: xxhash.xxh3_64(data).digest(), "crc64nvme"),
+        ("SHA1", lambda data: hashlib.sha1(data).digest(), "sha1"),
+        ("CRC32", lambda data: zlib.crc32(data).to_bytes(4), "etag"),
+    ],
+)
+def test_an_object_is_known_by_the_best_checksum_that_its_store_keeps(
+    kept: str,
+    made_by: Callable[[bytes], bytes],
+    known_as: str,
+    buckets: Buckets,
+    bucket: str,
+    remote: ObjectStore,
+) -> None:
+    data, other = os.urandom(1000), os.urandom(1000)
+    checksum = base64.b64encode(made_by(data)).decode()
+    given = {"ChecksumAlgorithm": kept, f"Checksum{kept}": checksum}
+    buckets.client.put_object(Bucket=bucket, Key="lake/a", Body=data, **given)
+    etag = f"etag:{hashlib.md5(data).hexdigest()}"
+    expected = etag if known_as == "etag" else f"{known_as}:{checksum}"
+    (found,) = remote.measure(["a"])
+    assert found == Measured("a", len(data), expected)
+    assert remote.mark("a") == remote.checksum("a") == expected
+    # What was recorded before the store kept one is compared with what it was recorded by.
+    assert remote.mark("a", etag) == remote.measure_as("a", etag).checksum == etag
+    assert remote.measure_as("a", found.checksum) == found
+    buckets.client.put_object(Bucket=bucket, Key="lake/a", Body=other)
+    assert remote.measure_as("a", found.checksum).checksum != found.checksum
+
+
+def test_what_a_store_makes_of_the_checksums_of_parts_is_no_checksum(
+    buckets: Buckets, bucket: str, remote: ObjectStore
+) -> None:
+    name = {"Bucket": bucket, "Key": "lake/a"}
+    kept = {"ChecksumAlgorithm": "SHA256", "ChecksumType": "COMPOSITE"}
+    upload = buckets.client.create_multipart_upload(**kept, **name)["UploadId"]
+    parts = []
+    for number, data in enumerate((os.urandom(5 << 20), b"the end"), 1):
+        part = {"UploadId": upload, "PartNumber": number}
+        stored = buckets.client.upload_part(Body=data, ChecksumAlgorithm="SHA256", **part, **name)
+        parts.append({"PartNumber": number, "ETag": stored["ETag"], "ChecksumSHA256": stored["ChecksumSHA256"]})
+    buckets.client.complete_multipart_upload(UploadId=upload, MultipartUpload={"Parts": parts}, **name)
+    assert "-" in buckets.client.head_object(ChecksumMode="ENABLED", **name)["ChecksumSHA256"]
+    assert remote.checksum("a").startswith("etag:")
 
 
 def test_a_large_object_replaces_nothing(buckets: Buckets, bucket: str, remote: ObjectStore) -> None:

@@ -237,8 +237,8 @@ def _candidates(
     plan: Plan, field_id: int, kind: str, ranges: Sequence[tuple[bytes | None, bytes | None]], most: int
 ) -> set[int] | None:
     table_id, version = plan.table.id, plan.version
-    # Files without statistics may match whatever is asked. They are asked for first: a file whose statistics
-    # are taken meanwhile is found here, and if they were taken before, by them. The other way round it is found by neither.
+    # Files without statistics may match whatever is asked. They are asked for first: a file whose statistics are taken
+    # meanwhile has been found here by then. The other way round it is found neither by them nor as one without.
     found = set(plan.lake.registry.read_with(lambda reader: unmeasured_files(reader, table_id, version, most + 1)))
     for low, high in ranges:
         probes = probe_ranges(

@@ -127,10 +127,10 @@ class Bucket:
         except ObjectNotFound:
             return None
 
-    def measure(self, path: str) -> Measured:
+    def measure(self, path: str, _like: str = "") -> Measured:
         return hashed(path, self.stream(path, HASHED_AT_ONCE))
 
-    def mark(self, _path: str) -> str | None:
+    def mark(self, _path: str, _like: str = "") -> str | None:
         """It has none that lasts."""
         return None
 

@@ -167,7 +167,7 @@ def _copy(source: ObjectStore, target: ObjectStore, item: KnownObject, known: st
         if found == item.size and known is not None and _checksum(target, item.path) == known:
             return None
         target.delete_one(item.path)
-    mark = None if item.is_of_bytes else source.mark(item.path)
+    mark = None if item.is_of_bytes else source.mark(item.path, item.checksum or "")
     digest = xxhash.xxh3_64()
     size = 0
     with target.create(item.path, durable=False) as file:
@@ -179,7 +179,7 @@ def _copy(source: ObjectStore, target: ObjectStore, item: KnownObject, known: st
         _check(source, item, size, f"{XXH3}{digest.hexdigest()}")
         if mark is not None:
             # Before and after it was read: else it could have been read half as it was and half as it is.
-            _check_marks(source, item, mark, source.mark(item.path))
+            _check_marks(source, item, mark, source.mark(item.path, mark))
     failpoints.reach("copy.object_copied")
     return f"{XXH3}{digest.hexdigest()}"
 

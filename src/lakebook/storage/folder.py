@@ -158,10 +158,10 @@ class Folder:
                 return None
         return None if stat.S_ISDIR(found.st_mode) else found.st_size
 
-    def measure(self, path: str) -> Measured:
+    def measure(self, path: str, _like: str = "") -> Measured:
         return hashed(path, self.stream(path, HASHED_AT_ONCE))
 
-    def mark(self, _path: str) -> str | None:
+    def mark(self, _path: str, _like: str = "") -> str | None:
         """A file is known by nothing but its bytes."""
         return None
 

@@ -99,8 +99,8 @@ class ObjectStore:
     def measure(self, paths: Sequence[str], workers: int = WORKERS) -> builtins.list[Measured]:
         """The sizes and checksums of objects, several at once.
 
-        In a folder each byte is read (`xxh3:2d06800538d394c2`). A bucket is asked for what it knows its objects by
-        (`etag:…`), so that no data comes here.
+        In a folder each byte is read (`xxh3:2d06800538d394c2`). A bucket is asked for what it knows its objects by, so
+        that no data comes here: a checksum of the whole object (`crc64nvme:…`) or, where it keeps none, `etag:…`.
         """
         return in_parallel(self._place.measure, [check_path(path) for path in paths], _check_workers(workers))
 
@@ -108,11 +108,14 @@ class ObjectStore:
         """The size of an object, and its checksum of the kind that was recorded of it."""
         if recorded.startswith(f"{XXH3}:"):
             return hashed(path, self.stream(path, HASHED_AT_ONCE))
-        return self._place.measure(check_path(path))
+        return self._place.measure(check_path(path), recorded)
 
-    def mark(self, path: str) -> str | None:
-        """What the store itself knows the object by (`etag:…`), without a byte of it; None where it knows nothing."""
-        return self._place.mark(check_path(path))
+    def mark(self, path: str, like: str = "") -> str | None:
+        """What the store itself knows the object by, without a byte of it; None where it knows nothing.
+
+        Of what it knows, that of the kind of `like`, another such mark.
+        """
+        return self._place.mark(check_path(path), like)
 
     # --- listing and deleting --------------------------------------------------
 

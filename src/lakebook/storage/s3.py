@@ -15,7 +15,7 @@ import re
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
@@ -63,6 +63,9 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 # What a write calls itself, so that it is known again when its answer was lost.
 _WRITE = "lakebook-write"
 _ETAG = "etag"
+# Checksums of a whole object that a store may keep beside its etag, the best first. A CRC of 32 bits is no better than
+# an etag, and what is made of the checksums of parts is none of the bytes.
+_SUMS = ("SHA256", "CRC64NVME", "SHA1")
 
 _ABSENT = frozenset({"NoSuchKey", "NoSuchBucket", "NoSuchUpload", "404", "NotFound"})
 _THERE = frozenset({"PreconditionFailed", "412", "ConditionalRequestConflict"})
@@ -359,18 +362,30 @@ class S3Bucket(Bucket):
                     raise
                 time.sleep(wait)
 
-    def measure(self, path: str) -> Measured:
-        size, mark = self._marked(path)
+    def measure(self, path: str, like: str = "") -> Measured:
+        size, mark = self._marked(path, like)
         return super().measure(path) if mark is None else Measured(path, size, mark)
 
-    def mark(self, path: str) -> str | None:
-        return self._marked(path)[1]
+    def mark(self, path: str, like: str = "") -> str | None:
+        return self._marked(path, like)[1]
 
-    def _marked(self, path: str) -> tuple[int, str | None]:
-        with typed(self._on(path)):
-            found = obstore.head(self._store, path)
-        tag = found["e_tag"]
-        return found["size"], f"{_ETAG}:{tag.strip(chr(34))}" if tag else None
+    def _marked(self, path: str, like: str) -> tuple[int, str | None]:
+        kind = like.partition(":")[0]
+        size, marks = self._marks(path)
+        if kind and kind not in marks:
+            # The head may have been cut short behind its length.
+            size, marks = self._marks(path)
+        return size, marks.get(kind, next(iter(marks.values()), None))
+
+    def _marks(self, path: str) -> tuple[int, dict[str, str]]:
+        """The size of an object, and what it is known by, by the kind of that, the best first."""
+        # Not by obstore, which does not ask for checksums.
+        self._check_process()
+        head = self._call(
+            path,
+            lambda: self._client.head_object(Bucket=self._bucket, Key=self._key(path), ChecksumMode="ENABLED"),
+        )
+        return head["ContentLength"], _marks_of(head)
 
     # --- deleting --------------------------------------------------------------
 
@@ -482,6 +497,16 @@ def _whole(answer: _Result) -> _Result:
         if told.get("HTTPStatusCode") != 204 and not {"content-length", "transfer-encoding"} & headers.keys():
             raise OSError("the answer was cut short")
     return answer
+
+
+def _marks_of(head: Mapping[str, Any]) -> dict[str, str]:
+    """What the answer about an object says that it is known by."""
+    sums = {kind.lower(): head.get(f"Checksum{kind}") for kind in _SUMS if head.get("ChecksumType") != "COMPOSITE"}
+    # Of a store that does not tell the type: behind the dash stands the number of parts.
+    marks = {kind: f"{kind}:{value}" for kind, value in sums.items() if value and "-" not in value}
+    if tag := head.get("ETag", "").strip('"'):
+        marks[_ETAG] = f"{_ETAG}:{tag}"
+    return marks
 
 
 def _by_code(code: str, status: int, message: str, on: str) -> LakebookError:
