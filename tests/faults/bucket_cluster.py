@@ -145,20 +145,26 @@ class Program:
         self.told["large ids"] = sorted(row["id"] for row in table.read(self._spark).select("id").collect())
 
 
-def insert_into_silence(book: Book, spark: SparkSession, proxy: FaultProxy) -> str:
-    """What an insert is told whose files the store takes without ever a word; before that it answers once too late."""
+def write_into_silence(book: Book, spark: SparkSession, proxy: FaultProxy) -> list[str]:
+    """What an insert and a compaction are told whose files the store takes without ever a word.
+
+    Before that it answers once too late.
+    """
     table = book.tables.create(TABLE, SCHEMA)
     with proxy.faulty(LATE, "PUT .*parquet", seconds=2 * SILENT["s3_request_seconds"]) as late:
         table.insert(spark.range(0, ROWS, 1, 2))
         assert late.left == 0
-    with proxy.faulty(HELD, "PUT .*parquet", ENDLESS):
-        try:
-            table.insert(spark.range(0, ROWS, 1, 2))
-        except LakebookError as error:
-            return type(error).__name__
-        finally:
-            assert table.count() == ROWS
-    return "nothing"
+    told = []
+    for act in (lambda: table.insert(spark.range(0, ROWS, 1, 2)), lambda: table.compact(spark)):
+        with proxy.faulty(HELD, "PUT .*parquet", ENDLESS) as held:
+            try:
+                act()
+                told.append("nothing")
+            except LakebookError as error:
+                told.append(type(error).__name__)
+            assert held.left < ENDLESS
+        assert table.count() == ROWS
+    return told
 
 
 def said_while_debugging(book: Book, spark: SparkSession) -> list[bool]:
@@ -200,7 +206,7 @@ def main(target: str, folder: str, endpoint: str, silent: str, silent_bucket: st
         told = program.told
         told["said"] = said_while_debugging(book, spark)
         if EVERYWHERE:
-            told["silent"] = insert_into_silence(other, spark, proxy)
+            told["silent"] = write_into_silence(other, spark, proxy)
         told["ids"] = sorted(row["id"] for row in book.table(TABLE).read(spark).collect())
         told["verified"] = [finding.what for finding in book.verify(spark=spark).findings]
         told["killed"] = sorted(mark.name for mark in Path(folder).iterdir())

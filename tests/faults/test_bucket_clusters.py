@@ -71,8 +71,7 @@ def test_inserts_and_compactions_on_a_faulty_bucket_are_right_or_leave_nothing(
     assert told["large"] == bucket_cluster.LARGE_FILES
     assert told["large ids"] == list(range(bucket_cluster.LARGE_ROWS))
     # To wait for a store that says nothing takes its time.
-    assert told.get("silent", "InsertFailed") == "InsertFailed"
-    assert ("silent" in told) == EVERYWHERE
+    assert told.get("silent", []) == ["InsertFailed"] * (2 if EVERYWHERE else 0)
     assert told["said"] == [True, False, False]
     # Who died has left parts of files, and nobody else has ended them before a sweep does.
     assert buckets.uploads(place.settings["warehouse"].split("/")[2])
