@@ -143,8 +143,15 @@ def test_where_a_file_has_other_times_than_its_writer_said_they_are_stale_once_i
 
 
 @with_folder
-@pytest.mark.parametrize("lie", [{}, said(3.5, 3.6), {"null_value_counts": {TS: 1}}], ids=["none", "times", "nulls"])
-@pytest.mark.parametrize("where", ["ts < '2024-01-01T03:00:00+00:00'", "id = 1 AND region IN ('eu', 'us')"])
+@pytest.mark.parametrize(
+    ("lie", "where"),
+    [
+        ({}, "id = 1 AND region IN ('eu', 'us')"),
+        (said(3.5, 3.6), "ts < '2024-01-01T03:00:00+00:00'"),
+        ({"null_value_counts": {TS: 1}}, "ts < '2024-01-01T03:00:00+00:00'"),
+    ],
+    ids=["honest", "times", "nulls"],
+)
 def test_a_plan_finds_a_file_whenever_somebody_looks_at_it_meanwhile(
     book: Book, table: Table, lie: dict[str, Any], where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
